@@ -4,7 +4,8 @@ use std::error::Error as _;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use process::{Blame, Obstacle};
+use image::Blame;
+use process::Obstacle;
 use serde_json::{Value, json};
 
 use crate::kind::Kind;
@@ -41,6 +42,18 @@ impl Status {
             Self::Gone => "gone",
             Self::Corrupt => "corrupt",
             Self::Store => "store",
+        }
+    }
+}
+
+impl From<Blame> for Status {
+    fn from(blame: Blame) -> Self {
+        match blame {
+            Blame::Unsupported => Self::Unsupported,
+            Blame::Gone => Self::Gone,
+            Blame::Kernel => Self::Failed,
+            Blame::Corrupt => Self::Corrupt,
+            Blame::Store => Self::Store,
         }
     }
 }
@@ -157,27 +170,9 @@ impl Failure {
             Self::File { .. } => Status::Store,
             // The status of criu(8), whose `check` knows no other.
             Self::Exec { .. } | Self::NoSuchFeature(_) | Self::Raised => Status::Failed,
-            Self::Machine { source, .. } => match source.blame() {
-                vm::Blame::Unsupported => Status::Unsupported,
-                vm::Blame::Gone => Status::Gone,
-                vm::Blame::Kernel => Status::Failed,
-                vm::Blame::Corrupt => Status::Corrupt,
-                vm::Blame::Store => Status::Store,
-            },
-            Self::Volume { source, .. } => match source.blame() {
-                volume::Blame::Unsupported => Status::Unsupported,
-                volume::Blame::Gone => Status::Gone,
-                volume::Blame::Kernel => Status::Failed,
-                volume::Blame::Corrupt => Status::Corrupt,
-                volume::Blame::Store => Status::Store,
-            },
-            Self::Engine { source, .. } => match source.blame() {
-                Blame::Unsupported => Status::Unsupported,
-                Blame::Gone => Status::Gone,
-                Blame::Kernel => Status::Failed,
-                Blame::Corrupt => Status::Corrupt,
-                Blame::Store => Status::Store,
-            },
+            Self::Machine { source, .. } => source.blame().into(),
+            Self::Volume { source, .. } => source.blame().into(),
+            Self::Engine { source, .. } => source.blame().into(),
         }
     }
 

@@ -62,8 +62,8 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
     }
     if options.with_volume.is_some() {
         // The volume comes first, and needs the same trust in the image.
-        let opened = options.restore.images.open().map_err(process::Error::Store);
-        drop(opened.map_err(engine("restore"))?);
+        let opened = options.restore.images.open().map_err(image::Error::Place);
+        drop(opened.map_err(|error| engine("restore")(error.into()))?);
     }
     let watch = Watch::new(&session).with_pidfile(pidfile)?;
     let target = options.with_volume.take();

@@ -166,15 +166,8 @@ impl Companion for SavedWith<'_> {
 }
 
 fn failed(error: volume::Error) -> CompanionError {
-    let blame = match error.blame() {
-        volume::Blame::Unsupported => process::Blame::Unsupported,
-        volume::Blame::Gone => process::Blame::Gone,
-        volume::Blame::Kernel => process::Blame::Kernel,
-        volume::Blame::Corrupt => process::Blame::Corrupt,
-        volume::Blame::Store => process::Blame::Store,
-    };
     CompanionError {
-        blame,
+        blame: error.blame(),
         source: Box::new(error),
     }
 }

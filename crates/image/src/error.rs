@@ -2,6 +2,21 @@
 
 use crate::{ImageId, SpaceId};
 
+/// The side on which a failure is; the command's exit status comes from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Blame {
+    /// A target, a file or an image uses something that is not supported.
+    Unsupported,
+    /// The target died, or an object that the image needs is gone.
+    Gone,
+    /// A system call failed.
+    Kernel,
+    /// The image is damaged.
+    Corrupt,
+    /// The image, or a file, cannot be written or read.
+    Store,
+}
+
 /// What went wrong with an image.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -108,6 +123,9 @@ pub enum Error {
         #[source]
         source: store::Error,
     },
+    /// The place of an image cannot be opened, or no way leads from it to that of its parent.
+    #[error("cannot use the image directory")]
+    Place(#[source] store::Error),
     /// The kernel gave no random bits for an image's identity.
     #[error("cannot draw an image id")]
     Random(#[source] std::io::Error),
@@ -117,6 +135,17 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// The side on which the failure is.
+    #[must_use]
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Corrupt { .. } | Self::NoPage { .. } => Blame::Corrupt,
+            Self::Ancestor { .. } | Self::Freed { .. } => Blame::Gone,
+            Self::Unsupported { .. } => Blame::Unsupported,
+            _ => Blame::Store,
+        }
+    }
+
     pub(crate) fn store(action: &'static str) -> impl Fn(store::Error) -> Self {
         move |source| Self::Store { action, source }
     }

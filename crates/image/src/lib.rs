@@ -29,6 +29,7 @@
 
 mod amend;
 mod ancestors;
+mod base;
 mod cache;
 mod checksum;
 mod chunk;
@@ -68,12 +69,13 @@ use std::fmt;
 
 pub use amend::amend;
 pub use ancestors::{Ancestor, current, join};
+pub use base::Base;
 pub use cache::Cache;
 pub use chunk::{CHUNK_MAX_PAGES, CHUNK_PAGES, ChunkId};
 pub use clear::remove;
 pub use codec::{Codec, Compression};
 pub use dedup::{Deduped, check_dedup, dedup};
-pub use error::{Error, Result};
+pub use error::{Blame, Error, Result};
 pub use manifest::{Facts, Record};
 pub use marks::children;
 pub use merge::{Merged, merge};

@@ -29,7 +29,8 @@ pub(crate) fn layers(store: &dyn Store, newest: &Reader) -> Result<Vec<Layer>> {
         if layers.len() > ANCESTORS_MAX {
             break;
         }
-        let opened = store.beside(&path).map_err(Error::Store);
+        let opened = store.beside(&path).map_err(image::Error::Place);
+        let opened = opened.map_err(Error::from);
         let opened = opened.and_then(|store| Ok((Reader::open(&*store)?, store)));
         let (mut next, older) = match opened {
             Ok((reader, store)) if reader.id() == id => {
@@ -85,7 +86,7 @@ pub(crate) fn files(store: &dyn Store, reader: &Reader) -> Result<Vec<FileSize>>
                 name,
             }),
             Err(store::Error::Missing { .. }) => {}
-            Err(error) => return Err(Error::Store(error)),
+            Err(error) => return Err(image::Error::Place(error).into()),
         }
     }
     Ok(files)

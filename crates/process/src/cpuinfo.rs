@@ -103,7 +103,7 @@ pub(crate) fn instructions() -> image::Record {
 /// # Errors
 /// [`Error::Unfit`] where an image of something else is there; [`Error::Image`] for a damaged one.
 pub fn dump_cpuinfo(images: &Images) -> Result<String> {
-    let store = images.create().map_err(Error::Store)?;
+    let store = images.create().map_err(image::Error::Place)?;
     match Reader::open(&*store) {
         Err(image::Error::NoImage { .. }) => {}
         Ok(reader) if is_of_processor(&reader) => {}
@@ -131,7 +131,7 @@ pub fn dump_cpuinfo(images: &Images) -> Result<String> {
 /// # Errors
 /// [`Error::Unfit`] with what is missing; a missing or damaged image.
 pub fn check_cpuinfo(images: &Images, cap: Option<CpuCap>) -> Result<()> {
-    let store = images.open().map_err(Error::Store)?;
+    let store = images.open().map_err(image::Error::Place)?;
     let reader = Reader::open(&*store)?;
     if is_of_processor(&reader) {
         let saved = Saved::processor_of(&reader)?;

@@ -3,9 +3,9 @@
 use image::{ANCESTORS_MAX, Deduped};
 use store::Store;
 
+use crate::Result;
 use crate::options::DedupOptions;
 use crate::report::DedupReport;
-use crate::{Error, Result};
 
 /// Frees all pages that the image in `options.images` does not need in those that it is over, which
 /// cannot be restored any more then.
@@ -15,7 +15,10 @@ use crate::{Error, Result};
 /// where the store cannot free parts of objects. Whenever it is cut short, the newest image is
 /// whole.
 pub fn dedup(options: &DedupOptions) -> Result<DedupReport> {
-    dedup_in(&*options.images.open().map_err(Error::Store)?, options.sync)
+    dedup_in(
+        &*options.images.open().map_err(image::Error::Place)?,
+        options.sync,
+    )
 }
 
 fn dedup_in(store: &dyn Store, sync: bool) -> Result<DedupReport> {

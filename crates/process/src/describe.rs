@@ -18,14 +18,14 @@ use crate::report::{
     PartDescription, TaskDescription, Vdso,
 };
 use crate::text::describe_status;
-use crate::{Description, Error, ImageKind, Result, Statistics, host};
+use crate::{Description, ImageKind, Result, Statistics, host};
 
 /// Tells what the image there holds.
 ///
 /// # Errors
 /// A missing or damaged image.
 pub fn describe(images: &Images) -> Result<Description> {
-    describe_in(&*images.open().map_err(Error::Store)?)
+    describe_in(&*images.open().map_err(image::Error::Place)?)
 }
 
 fn describe_in(store: &dyn Store) -> Result<Description> {
@@ -525,7 +525,7 @@ mod tests {
         let error = describe_in(&*sample::image(records, &[])).expect_err("forged");
         let told = error.to_string();
         assert!(told.contains(what), "{told}");
-        assert_eq!(error.blame(), crate::Blame::Corrupt);
+        assert_eq!(error.blame(), image::Blame::Corrupt);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use image::{ImageId, Seal, Writer};
+use image::{Base, ImageId, Seal, Writer};
 use pages::{Drain, Equals};
 use resources::Inherited;
 use resources::map::vdso::Vdso;
@@ -15,7 +15,6 @@ use crate::contents::{Progress, Sources};
 use crate::freeze::Frozen;
 use crate::links::{self, Link};
 use crate::network::Replaced;
-use crate::parent::{self, Parent};
 use crate::seal::{check, facts};
 use crate::statistics::as_micros;
 use crate::{DumpOptions, DumpReport, Result, Stage, Statistics, cpuinfo, dedup, rights};
@@ -55,11 +54,11 @@ impl Draft {
     /// Starts the image in `store`, over `parent` where there is one.
     ///
     /// # Errors
-    /// Those of [`dedup::check`] and [`parent::writer`].
+    /// Those of [`dedup::check`] and [`Writer::begin`].
     pub fn begin(
         options: &DumpOptions,
         store: &Arc<dyn Store>,
-        parent: Option<&Parent>,
+        parent: Option<&Base>,
         began: Instant,
     ) -> Result<Self> {
         let dedups = options.auto_dedup && parent.is_some();
@@ -76,7 +75,7 @@ impl Draft {
         };
         let mut report = DumpReport::default();
         report.statistics.kind = options.kind;
-        let writer = parent::writer(store.clone(), parent, options.compress)?;
+        let writer = Writer::begin(store.clone(), parent, options.compress)?;
         if options.cpu_cap.needs_instructions() {
             writer.record(cpuinfo::instructions());
         }

@@ -14,8 +14,7 @@ use crate::end::Ending;
 use crate::layer::Layer;
 use crate::stopping::freeze_and_collect;
 use crate::{
-    Afterwards, DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage, live, network,
-    predump,
+    Afterwards, DumpKind, DumpOptions, DumpReport, Observer, Result, Stage, live, network, predump,
 };
 
 /// Saves the tree under `options.tree` into `options.images`, as `options.kind` says.
@@ -50,7 +49,7 @@ fn dump_stopped(
     // Tasks and what they have open take a descriptor each.
     crate::alone::raise_open_files_to_the_hard_limit();
     progress.stage(Stage::PreDump, options.tree)?;
-    let store = options.images.create().map_err(Error::Store)?;
+    let store = options.images.create().map_err(image::Error::Place)?;
     let mut layer = Layer::prepare(options)?;
     let mut draft = Draft::begin(options, &store, layer.parent(), began)?;
     progress.companion(|companion| companion.begin(&draft.writer))?;

@@ -18,6 +18,8 @@
 
 use std::{fmt, io};
 
+use image::Blame;
+
 use crate::text::printable;
 
 /// An error of this crate's functions.
@@ -38,9 +40,6 @@ pub enum Error {
     /// What was to be saved with the tree.
     #[error(transparent)]
     Companion(CompanionError),
-    /// The store that holds the image.
-    #[error("cannot use the image directory")]
-    Store(#[source] store::Error),
     /// A system call of this process failed.
     #[error("{doing}")]
     Kernel {
@@ -215,21 +214,6 @@ pub struct CompanionError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Whose fault a failure is; the command's exit status comes from it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Blame {
-    /// The target or the image uses something that is not saved.
-    Unsupported,
-    /// The target died, or what the image needs is gone.
-    Gone,
-    /// A system call failed.
-    Kernel,
-    /// The image is damaged.
-    Corrupt,
-    /// The image cannot be written or read.
-    Store,
-}
-
 /// Who has a number that a task of a tree is to get.
 #[derive(Debug, thiserror::Error)]
 pub enum Holder {
@@ -308,8 +292,8 @@ impl Error {
             | Self::Unfit(_)
             | Self::Left { .. }
             | Self::Torn { .. }
-            | Self::Tracked { .. }
-            | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
+            | Self::Tracked { .. } => Blame::Unsupported,
+            Self::Image(error) => error.blame(),
             Self::Resource(
                 Resource::Gone { .. }
                 | Resource::InUse { .. }
@@ -317,17 +301,13 @@ impl Error {
                 | Resource::Changed { .. },
             )
             | Self::Tracee(tracee::Error::Gone { .. })
-            | Self::Image(image::Error::Ancestor { .. } | image::Error::Freed { .. })
             | Self::Gone { .. }
             | Self::Taken { .. } => Blame::Gone,
-            Self::Resource(Resource::Corrupt { .. })
-            | Self::Image(image::Error::Corrupt { .. } | image::Error::NoPage { .. }) => {
-                Blame::Corrupt
-            }
+            Self::Resource(Resource::Corrupt { .. }) => Blame::Corrupt,
             // Whatever the planner says, the target has something that cannot be brought back.
             Self::Unrestorable { .. } => Blame::Unsupported,
             Self::Pages { damaged: true, .. } => Blame::Corrupt,
-            Self::Pages { .. } | Self::Image(_) | Self::Store(_) => Blame::Store,
+            Self::Pages { .. } => Blame::Store,
             Self::Memory(error) => blame_source(error),
             Self::Companion(error) => error.blame,
             Self::Serve(serve::Error::Gone { .. }) => Blame::Gone,
@@ -445,9 +425,7 @@ fn blame_source(error: &(dyn std::error::Error + 'static)) -> Blame {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
         match error.downcast_ref::<image::Error>() {
-            Some(image::Error::Corrupt { .. }) => return Blame::Corrupt,
-            Some(image::Error::Ancestor { .. } | image::Error::Freed { .. }) => return Blame::Gone,
-            Some(_) => return Blame::Store,
+            Some(error) => return error.blame(),
             None => source = error.source(),
         }
     }

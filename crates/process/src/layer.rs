@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use abi::Span;
 use abi::spans::{Spans, intersect, subtract};
-use image::{ImageId, SpaceKind, Writer};
+use image::{Base, ImageId, SpaceKind, Writer};
 use memory::PageMaps;
 use memory::scan::{Area, Found};
 use memory::track;
@@ -16,7 +16,6 @@ use crate::collect::Inventory;
 use crate::collect::memory_view::{Fresh, MemoryView, Prepared, list};
 use crate::freeze::{Frozen, Task};
 use crate::numbering::Numbering;
-use crate::parent::Parent;
 use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, is_ours};
 use crate::{Afterwards, DumpOptions, Result, parent};
 
@@ -27,7 +26,7 @@ const RUN_BYTES: usize = 400;
 
 /// What a dump is over, and what is tracked from it on.
 pub(crate) struct Layer {
-    parent: Option<Parent>,
+    parent: Option<Base>,
     tracking: Option<Tracking>,
     /// Whether the tree's memory is tracked from this dump on.
     goes_on: bool,
@@ -55,14 +54,14 @@ impl Layer {
     /// Those of opening the parent and of reaching the tracker.
     pub fn prepare(options: &DumpOptions) -> Result<Self> {
         let root = options.tree.as_raw_nonzero().get();
-        let parent = options.parent.as_ref().map(Parent::open).transpose()?;
+        let parent = options.parent.as_ref().map(parent::open).transpose()?;
         let goes_on = options.track.is_some() && options.afterwards != Afterwards::Kill;
         let tracking = match (goes_on, &parent) {
             (true, _) => Some(Tracking::start(root)?),
             (false, Some(_)) => Tracking::find(root)?,
             (false, None) => None,
         };
-        let view: Box<dyn LayerView> = if let Some(Parent { image: reader, .. }) = &parent {
+        let view: Box<dyn LayerView> = if let Some(Base { reader, .. }) = &parent {
             let spaces = reader.spaces().iter();
             let runs = spaces.map(|space| reader.runs(space.id).len());
             crate::alone::prepare_lists(LISTS_BYTES + runs.sum::<usize>() * RUN_BYTES);
@@ -92,7 +91,7 @@ impl Layer {
     }
 
     /// What the image is over.
-    pub fn parent(&self) -> Option<&Parent> {
+    pub fn parent(&self) -> Option<&Base> {
         self.parent.as_ref()
     }
 
@@ -113,7 +112,7 @@ impl Layer {
         let Some(unwritten) = self.view.unwritten() else {
             return Ok(0);
         };
-        let parent = self.parent.as_ref().map(|parent| &*parent.image);
+        let parent = self.parent.as_ref().map(|parent| &*parent.reader);
         let known = self.tracking.as_ref().and_then(Tracking::image);
         let inheritance = Inheritance::new(parent, known);
         if !inheritance.is_possible() {

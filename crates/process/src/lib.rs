@@ -75,7 +75,7 @@ pub use dedup::dedup;
 pub use describe::describe;
 pub use dry_run::dry_run;
 pub use dump::dump;
-pub use error::{Blame, CompanionError, Error, Holder, Obstacle, Result, Veto};
+pub use error::{CompanionError, Error, Holder, Obstacle, Result, Veto};
 pub use foreign::userfaultfd_of;
 pub use host::{HostFacts, probe as probe_host};
 pub use lazy::{Lazy, LazyPages, LazyPagesOptions, serve_lazy_pages};

@@ -78,7 +78,7 @@ pub(crate) fn dump(
     check_kernel(options.tree.as_raw_nonzero().get())?;
     crate::alone::raise_open_files_to_the_hard_limit();
     progress.stage(Stage::PreDump, options.tree)?;
-    let store = options.images.create().map_err(Error::Store)?;
+    let store = options.images.create().map_err(image::Error::Place)?;
     let deadline = began + options.timeout.unwrap_or(DEFAULT_TIMEOUT);
     loop {
         let draft = Draft::begin(options, &store, None, began)?;

@@ -1,12 +1,9 @@
 //! Squashing a chain of images.
 
-use std::sync::Arc;
-
-use image::{ANCESTORS_MAX, Reader, Seal, Writer};
+use image::{ANCESTORS_MAX, Base, Reader, Seal, Writer};
 use store::Store;
 
 use crate::options::MergeOptions;
-use crate::parent::Parent;
 use crate::report::MergeReport;
 use crate::{Error, Result};
 
@@ -21,30 +18,23 @@ const OWN_DESCRIPTORS: u64 = 64;
 /// Every failure leaves the old image as it was. [`image::Error::Needed`] where another image has
 /// pages from the one that is to be replaced.
 pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
-    let source = options.images.open().map_err(Error::Store)?;
+    let source = options.images.open().map_err(image::Error::Place)?;
     // Nothing that it needs is freed meanwhile; its own writer has the right to it itself.
     let _claim = match &options.output {
-        Some(_) => Some(source.claim().map_err(Error::Store)?),
+        Some(_) => Some(source.claim().map_err(image::Error::Place)?),
         None => None,
     };
     let reader = Reader::open(&*source)?;
     crate::alone::raise_open_files(reader.ancestor_files() + OWN_DESCRIPTORS);
     let output = options.output.as_ref().unwrap_or(&options.images);
-    let store = output.create().map_err(Error::Store)?;
-    let mut writer = match &options.until {
-        None => Writer::create(store.handle())?,
-        Some(until) => {
-            let place = until.open().map_err(Error::Store)?;
-            let parent = Parent {
-                image: Arc::new(Reader::open(&*place)?),
-                store: place,
-            };
-            check_chain(&*source, &reader, &parent)?;
-            let link = parent.link(&*store)?;
-            Writer::create_layer(store.handle(), parent.image, link)?
-        }
-    };
-    writer.compress(options.compress);
+    let store = output.create().map_err(image::Error::Place)?;
+    let base = options.until.as_ref().map(|until| {
+        let base = Base::open_in(until.open().map_err(image::Error::Place)?)?;
+        check_chain(&*source, &reader, &base)?;
+        Ok::<_, Error>(base)
+    });
+    let base = base.transpose()?;
+    let writer = Writer::begin(store.handle(), base.as_ref(), options.compress)?;
     let merged = image::merge(&reader, &writer)?;
     let id = writer.seal(Seal {
         durable: options.sync,
@@ -61,23 +51,23 @@ pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
 }
 
 /// Refuses to merge down to an image that the chain is not over.
-fn check_chain(store: &dyn Store, reader: &Reader, until: &Parent) -> Result<()> {
+fn check_chain(store: &dyn Store, reader: &Reader, until: &Base) -> Result<()> {
     let own = |reader: &Reader| reader.parent().map(|(id, path)| (id, path.to_owned()));
     let mut at = store.handle();
     let mut parent = own(reader);
     for _ in 0..ANCESTORS_MAX {
         let Some((id, path)) = parent else { break };
-        if id == until.image.id() {
+        if id == until.reader.id() {
             return Ok(());
         }
-        at = at.beside(&path).map_err(Error::Store)?;
+        at = at.beside(&path).map_err(image::Error::Place)?;
         let older = Reader::open(&*at)?;
         if older.id() != id {
             break;
         }
         parent = own(&older);
     }
-    let (id, named, own) = (until.image.id(), until.store.place(), store.place());
+    let (id, named, own) = (until.reader.id(), until.store.place(), store.place());
     Err(Error::Unfit(format!(
         "image {id} in {named} is none that the image in {own} is over"
     )))

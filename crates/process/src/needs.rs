@@ -28,7 +28,7 @@ pub struct Need {
 /// # Errors
 /// A missing or damaged image.
 pub fn needs(images: &Images) -> Result<Vec<Need>> {
-    let store = images.open().map_err(Error::Store)?;
+    let store = images.open().map_err(image::Error::Place)?;
     let reader = Reader::open(&*store)?;
     let mut saved = Saved::read(&reader)?;
     reader.open_ancestors()?;

@@ -1,69 +1,20 @@
 //! The image that a new one is a layer over.
 
-use std::sync::Arc;
-
-use image::{Compression, Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Writer};
+use image::{Base, Granule, NewSpace, Reader, SpaceId, SpaceKind, Writer};
 use resources::map::vdso::{self, Vdso};
-use store::{Images, Store};
+use store::Images;
 
-use crate::{Error, ImageKind, Result};
+use crate::{ImageKind, Result};
 
-/// The image that a new one is a layer over, and where it is.
-#[derive(Clone)]
-pub(crate) struct Parent {
-    pub store: Arc<dyn Store>,
-    pub image: Arc<Reader>,
-}
-
-impl Parent {
-    /// Opens the image that is there, of which pages are to be used.
-    ///
-    /// # Errors
-    /// [`Error::Store`], [`Error::Image`], also where pages of it were freed; [`Error::Unfit`]
-    /// where it is not of a tree.
-    pub fn open(images: &Images) -> Result<Self> {
-        let store = images.open().map_err(Error::Store)?;
-        let reader = Reader::open(&*store)?;
-        ImageKind::check_parent(&reader)?;
-        match reader.freed_by() {
-            Some(by) => Err(image::Error::Freed {
-                id: reader.id(),
-                by,
-            }
-            .into()),
-            None => Ok(Self {
-                store,
-                image: Arc::new(reader),
-            }),
-        }
-    }
-
-    /// The ways between this image and one in `store`.
-    ///
-    /// # Errors
-    /// [`Error::Store`] where there are none.
-    pub fn link(&self, store: &dyn Store) -> Result<Link> {
-        Link::between(store, &*self.store).map_err(Error::Store)
-    }
-}
-
-/// Starts an image in `store`, over `parent` where there is one, whose chunks are compressed.
+/// Opens the image of a tree that a new one is to be a layer over.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`].
-pub(crate) fn writer(
-    store: Arc<dyn Store>,
-    parent: Option<&Parent>,
-    compression: Option<Compression>,
-) -> Result<Writer> {
-    let mut writer = if let Some(parent) = parent {
-        let link = parent.link(&*store)?;
-        Writer::create_layer(store, parent.image.clone(), link)?
-    } else {
-        Writer::create(store)?
-    };
-    writer.compress(compression);
-    Ok(writer)
+/// [`Error::Image`](crate::Error::Image), also where pages of it were freed;
+/// [`Error::Unfit`](crate::Error::Unfit) where it is not of a tree.
+pub(crate) fn open(images: &Images) -> Result<Base> {
+    let base = Base::open(images)?;
+    ImageKind::check_parent(&base.reader)?;
+    Ok(base)
 }
 
 /// The vDSOs whose code is pages of an image.

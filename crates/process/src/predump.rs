@@ -18,13 +18,12 @@ use crate::draft::Draft;
 use crate::end::go_on;
 use crate::numbering::Numbering;
 use crate::options::DEFAULT_TRACK_TIME;
-use crate::parent::Parent;
 use crate::records::{Node, TaskId, Tree};
 use crate::settle::settle;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
 use crate::track::{Changes, Inheritance, Mapped, Tracking};
-use crate::{DumpOptions, DumpReport, Error, Result, Stage, parent};
+use crate::{DumpOptions, DumpReport, Result, Stage, parent};
 
 /// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
 ///
@@ -38,9 +37,9 @@ pub(crate) fn dump(
 ) -> Result<DumpReport> {
     let root = options.tree;
     progress.stage(Stage::PreDump, root)?;
-    let parent = options.parent.as_ref().map(Parent::open).transpose()?;
-    let mut numbering = Numbering::over(parent.as_ref().map(|one| &*one.image))?;
-    let store = options.images.create().map_err(Error::Store)?;
+    let parent = options.parent.as_ref().map(parent::open).transpose()?;
+    let mut numbering = Numbering::over(parent.as_ref().map(|one| &*one.reader))?;
+    let store = options.images.create().map_err(image::Error::Place)?;
     let mut draft = Draft::begin(options, &store, parent.as_ref(), began)?;
     // Each task has a descriptor here.
     crate::alone::raise_open_files(1 << 16);
@@ -57,7 +56,7 @@ pub(crate) fn dump(
     draft.report.statistics.threads = 0;
     log::info!("{} tasks run again", mapped.len());
     let looking = Instant::now();
-    let inheritance = Inheritance::new(parent.as_ref().map(|one| &*one.image), tracking.image());
+    let inheritance = Inheritance::new(parent.as_ref().map(|one| &*one.reader), tracking.image());
     tracking.begin()?;
     let changes = take_written(&tracking, &mapped)?;
     let pids = mapped.iter().map(|mapped| mapped.pid).collect::<Vec<_>>();
@@ -69,7 +68,7 @@ pub(crate) fn dump(
     let equals = Equals::new(sources.extents(), []);
     draft.read(&sources, (equals.as_ref(), true), &progress)?;
     if let Some(parent) = &parent {
-        parent::inherit_vdsos(&draft.writer, &parent.image)?;
+        parent::inherit_vdsos(&draft.writer, &parent.reader)?;
     }
     let image = draft.writer.id();
     // Its pages may be all that a later layer has.

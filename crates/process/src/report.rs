@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::process::Pid;
 
-pub use crate::error::{Blame, Veto};
+pub use crate::error::Veto;
 use crate::statistics::as_micros;
 pub use crate::text::{date, printable};
 use crate::{Companion, Job, Lazy, Statistics};

@@ -46,7 +46,7 @@ const LAZY_FROM_BYTES: u64 = 1 << 20;
 pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<Restored> {
     let _alone = Alone::enter()?;
     let began = Instant::now();
-    let store = options.images.open().map_err(Error::Store)?;
+    let store = options.images.open().map_err(image::Error::Place)?;
     let reader = Arc::new(Reader::open(&*store)?);
     check_machine(&reader)?;
     crate::alone::check_threads()?;
@@ -208,7 +208,7 @@ fn announce(observer: &mut dyn Observer, stage: Stage, root: Pid) -> Result<()> 
 /// # Errors
 /// Those of [`restore`] that show without touching the kernel.
 pub fn plan(options: &RestoreOptions) -> Result<String> {
-    let store = options.images.open().map_err(Error::Store)?;
+    let store = options.images.open().map_err(image::Error::Place)?;
     let reader = Reader::open(&*store)?;
     let mut saved = Saved::read(&reader)?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
@@ -297,7 +297,7 @@ mod tests {
         let options = crate::RestoreOptions::new(folder.path());
         let refused = crate::restore(&options, &mut crate::report::Unobserved)
             .expect_err("it is of another machine");
-        assert_eq!(refused.blame(), crate::Blame::Unsupported);
+        assert_eq!(refused.blame(), image::Blame::Unsupported);
         let told = refused.to_string();
         assert!(
             told.contains("riscv64") && told.contains("x86_64"),

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use image::Blame;
+
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -15,9 +17,6 @@ pub enum Error {
     /// Moving pages.
     #[error(transparent)]
     Pages(#[from] pages::Error),
-    /// The store that holds the image.
-    #[error("cannot use the image directory")]
-    Store(#[source] store::Error),
     /// A file outside of the image.
     #[error("cannot {action} {}", .path.display())]
     File {
@@ -70,7 +69,7 @@ pub enum Error {
     #[error("the volume cannot be saved with the machine")]
     Companion {
         /// Whose fault it is.
-        blame: process::Blame,
+        blame: Blame,
         /// What has failed.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -82,33 +81,6 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
-}
-
-/// What is to blame for an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
-    /// A file or an image that this is not for.
-    Unsupported,
-    /// Something that the image needs is gone.
-    Gone,
-    /// The kernel refused.
-    Kernel,
-    /// The image is damaged.
-    Corrupt,
-    /// A file or the image cannot be read or written.
-    Store,
-}
-
-impl From<process::Blame> for Blame {
-    fn from(blame: process::Blame) -> Self {
-        match blame {
-            process::Blame::Unsupported => Self::Unsupported,
-            process::Blame::Gone => Self::Gone,
-            process::Blame::Kernel => Self::Kernel,
-            process::Blame::Corrupt => Self::Corrupt,
-            process::Blame::Store => Self::Store,
-        }
-    }
 }
 
 impl From<process::Error> for Error {
@@ -128,20 +100,13 @@ impl Error {
             Self::Image(error)
             | Self::Serve(serve::Error::Image(error))
             | Self::Serve(serve::Error::Pages(pages::Error::Image { source: error, .. }))
-            | Self::Pages(pages::Error::Image { source: error, .. }) => match error {
-                image::Error::Corrupt { .. } | image::Error::NoPage { .. } => Blame::Corrupt,
-                image::Error::Ancestor { .. } | image::Error::Freed { .. } => Blame::Gone,
-                image::Error::Unsupported { .. } => Blame::Unsupported,
-                _ => Blame::Store,
-            },
+            | Self::Pages(pages::Error::Image { source: error, .. }) => error.blame(),
             Self::Corrupt { .. } => Blame::Corrupt,
-            Self::Process(error) => error.blame().into(),
-            Self::Companion { blame, .. } => (*blame).into(),
+            Self::Process(error) => error.blame(),
+            Self::Companion { blame, .. } => *blame,
             Self::Unfit(_) | Self::Serve(serve::Error::Unable(_)) => Blame::Unsupported,
             Self::Serve(serve::Error::Gone { .. }) | Self::Gone(_) => Blame::Gone,
-            Self::Store(_) | Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => {
-                Blame::Store
-            }
+            Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => Blame::Store,
             Self::Pages(_)
             | Self::Serve(_)
             | Self::Monitor { .. }

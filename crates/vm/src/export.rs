@@ -47,7 +47,8 @@ pub struct Exported {
 /// No file is there then that was not there before. [`Error::Unfit`] also where a state file is
 /// wanted and the image has none.
 pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Exported> {
-    let (reader, pages) = place::open(&options.images)?;
+    let (base, pages) = place::open(&options.images)?;
+    let reader = &*base.reader;
     let state = Records::of(&reader, pages)?.state;
     let state = match (&options.vmstate, state) {
         (None, _) => None,

@@ -16,7 +16,7 @@ mod records;
 mod server;
 mod sparse;
 
-pub use error::{Blame, Error, Result};
+pub use error::{Error, Result};
 pub use export::{ExportOptions, Exported, export};
 pub use import::{ImportOptions, Imported, import};
 pub use server::{OnError, OnExit, Otlp, Prefetch, ServeOptions, serve};

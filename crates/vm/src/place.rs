@@ -1,8 +1,6 @@
 //! Where an image of a machine is, and what it is over.
 
-use std::sync::Arc;
-
-use image::{Compression, Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Writer};
+use image::{Base, Compression, Granule, NewSpace, SpaceId, SpaceKind, Writer};
 use store::Images;
 
 use crate::{Error, Result};
@@ -16,28 +14,23 @@ const MEMORY_NAME: &str = "memory";
 /// Opens the image in `images`, which must be one of a machine's memory; gives its length in pages.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`], [`Error::Unfit`].
-pub(crate) fn open(images: &Images) -> Result<(Reader, u64)> {
-    let store = images.open().map_err(Error::Store)?;
-    let reader = Reader::open(&*store)?;
-    if let Some(by) = reader.freed_by() {
-        let id = reader.id();
-        return Err(image::Error::Freed { id, by }.into());
-    }
-    let [space] = reader.spaces() else {
+/// [`Error::Image`], [`Error::Unfit`].
+pub(crate) fn open(images: &Images) -> Result<(Base, u64)> {
+    let base = Base::open(images)?;
+    let [space] = base.reader.spaces() else {
         return Err(other(images));
     };
     if (space.id, space.kind) != (MEMORY, SpaceKind::Block) {
         return Err(other(images));
     }
     let pages = space.len_pages;
-    let described = reader.described(MEMORY, 0, pages);
+    let described = base.reader.described(MEMORY, 0, pages);
     if pages == 0 || !described.is_just(&(0..pages)) {
         return Err(Error::Unfit(format!(
             "the image in {images} does not have all of its {pages} pages"
         )));
     }
-    Ok((reader, pages))
+    Ok((base, pages))
 }
 
 fn other(images: &Images) -> Error {
@@ -50,7 +43,7 @@ fn other(images: &Images) -> Error {
 /// is one.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`]; [`Error::Unfit`] where the parent is of another length.
+/// [`Error::Image`]; [`Error::Unfit`] where the parent is of another length.
 pub(crate) fn writer(
     images: &Images,
     parent: Option<&Images>,
@@ -67,10 +60,10 @@ pub(crate) fn writer(
                      {parents_pages}, which the image in {parents} has"
                 )));
             }
-            Some((parent, parents))
+            Some(parent)
         }
     };
-    let writer = begin(images, parent, compression)?;
+    let writer = begin(images, parent.as_ref(), compression)?;
     writer.space(NewSpace {
         id: MEMORY,
         kind: SpaceKind::Block,
@@ -84,20 +77,12 @@ pub(crate) fn writer(
 /// Starts an image in `images`, over an opened one where there is one.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`].
+/// [`Error::Image`].
 pub(crate) fn begin(
     images: &Images,
-    parent: Option<(Reader, &Images)>,
+    parent: Option<&Base>,
     compression: Option<Compression>,
 ) -> Result<Writer> {
-    let store = images.create().map_err(Error::Store)?;
-    let mut writer = if let Some((parent, parents)) = parent {
-        let place = parents.open().map_err(Error::Store)?;
-        let link = Link::between(&*store, &*place).map_err(Error::Store)?;
-        Writer::create_layer(store, Arc::new(parent), link)?
-    } else {
-        Writer::create(store)?
-    };
-    writer.compress(compression);
-    Ok(writer)
+    let store = images.create().map_err(image::Error::Place)?;
+    Ok(Writer::begin(store, parent, compression)?)
 }

@@ -248,6 +248,8 @@ mod tests {
     use image::{Granule, NewSpace, Seal, SpaceKind};
     use store::Images;
 
+    use image::Base;
+
     use super::*;
     use crate::place;
 
@@ -308,8 +310,8 @@ mod tests {
         };
         assert_eq!(fates, stored(3, 3, 0));
         let layer = |images: &Images| {
-            let parent = Reader::open(&*one.open().expect("there")).expect("an image");
-            place::begin(images, Some((parent, &one)), None).expect("a writer")
+            let parent = Base::open(&one).expect("an image");
+            place::begin(images, Some(&parent), None).expect("a writer")
         };
         let second = || file(&[(2, 1), (3, 4)]);
         let (fates, pages) = round_trip(second(), layer(&two), &two, Holes::Zero);

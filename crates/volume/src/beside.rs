@@ -52,7 +52,7 @@ impl Beside {
         let mut parent = None;
         if let Some(images) = &options.parent {
             // The way to the parent may lead through it.
-            options.images.create().map_err(Error::Store)?;
+            options.images.create().map_err(image::Error::Place)?;
             if place::has_volume(images)? {
                 parent = Some(Parent::open(images)?);
             }

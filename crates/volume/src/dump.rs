@@ -154,7 +154,7 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
     }
     if options.parent.is_some() {
         // The way to the parent may lead through it.
-        options.images.create().map_err(Error::Store)?;
+        options.images.create().map_err(image::Error::Place)?;
     }
     // What is damaged is told by who needs it. It comes while the parent is looked at.
     let _ = open(&volume).map(|fs| fs.read_ahead());
@@ -273,9 +273,8 @@ pub(crate) fn start(
     if let Some(parent) = parent {
         parent.check(state)?;
     }
-    let over = parent.map(|parent| (&parent.place, &parent.opened));
-    let writer = place::writer(&options.images, over, options.compress)?;
     let over = parent.map(|parent| &parent.opened);
+    let writer = place::writer(&options.images, over, options.compress)?;
     let space = place::add_space(&writer, over, VOLUME, state.len_bytes);
     Ok((writer, space))
 }

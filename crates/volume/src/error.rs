@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use image::Blame;
+
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -15,9 +17,6 @@ pub enum Error {
     /// Moving pages.
     #[error(transparent)]
     Pages(#[from] pages::Error),
-    /// The store that holds the image.
-    #[error("cannot use the image directory")]
-    Store(#[source] store::Error),
     /// A file or a device outside of the image.
     #[error("cannot {action} {}", .path.display())]
     File {
@@ -110,21 +109,6 @@ pub enum Error {
     },
 }
 
-/// What is to blame for an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
-    /// A volume, a target or an image that this is not for.
-    Unsupported,
-    /// Something that the image needs is gone.
-    Gone,
-    /// The kernel refused.
-    Kernel,
-    /// The image or the file system is damaged.
-    Corrupt,
-    /// A file, a device or the image cannot be read or written.
-    Store,
-}
-
 impl Error {
     /// What is to blame.
     #[must_use]
@@ -136,12 +120,7 @@ impl Error {
                 inner.blame()
             }
             Self::Image(error) | Self::Pages(pages::Error::Image { source: error, .. }) => {
-                match error {
-                    image::Error::Corrupt { .. } | image::Error::NoPage { .. } => Blame::Corrupt,
-                    image::Error::Ancestor { .. } | image::Error::Freed { .. } => Blame::Gone,
-                    image::Error::Unsupported { .. } => Blame::Unsupported,
-                    _ => Blame::Store,
-                }
+                error.blame()
             }
             Self::Damaged { .. }
             | Self::Corrupt(_)
@@ -149,9 +128,7 @@ impl Error {
             | Self::Differs { .. } => Blame::Corrupt,
             Self::Unfit(_) => Blame::Unsupported,
             Self::NoFile { .. } => Blame::Gone,
-            Self::Store(_) | Self::File { .. } | Self::Read { .. } | Self::Unreadable { .. } => {
-                Blame::Store
-            }
+            Self::File { .. } | Self::Read { .. } | Self::Unreadable { .. } => Blame::Store,
             Self::Queue { .. } | Self::Pages(_) | Self::Program { .. } => Blame::Kernel,
         }
     }

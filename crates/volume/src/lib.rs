@@ -46,7 +46,7 @@ pub use bits::Bits;
 pub use diff::{Difference, Fate, diff};
 pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
 pub use dumpdates::Level;
-pub use error::{Blame, Error, Result};
+pub use error::{Error, Result};
 pub use extract::{Extracted, LeftOut, extract};
 pub use files::{Files, Listed};
 pub use grow::grow;

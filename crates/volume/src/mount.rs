@@ -163,13 +163,13 @@ fn serve(opened: Opened) -> Result<(OwnedFd, Server)> {
 fn start(opened: Opened, fd: OwnedFd) -> Result<Server> {
     let failed = || Error::file("serve", "/dev/fuse");
     let len_bytes = opened.state.len_bytes;
-    opened.reader.open_ancestors()?;
-    let files = opened.reader.descriptors();
+    opened.base.reader.open_ancestors()?;
+    let files = opened.base.reader.descriptors();
     let files = files
         .ok_or_else(|| Error::Unfit("only an image in a directory can be mounted".to_owned()))?;
     let mut kept = vec![2, fd.as_raw_fd()];
     kept.extend(files.iter().map(AsRawFd::as_raw_fd));
-    let image = InImage::new(opened.reader.clone(), opened.space, len_bytes);
+    let image = InImage::new(opened.base.reader.clone(), opened.space, len_bytes);
     let maker = rustix::process::getpid();
     log::logger().flush();
     let mut fd = Some(fd);

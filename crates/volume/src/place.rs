@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use image::{Compression, Granule, Link, NewSpace, PAGE_BYTES, Reader, SpaceId, SpaceKind, Writer};
+use image::{Base, Compression, Granule, NewSpace, PAGE_BYTES, Reader, SpaceId, SpaceKind, Writer};
 use store::Images;
 
 use crate::ext4::FileSystem;
@@ -21,8 +21,8 @@ const NAME: &str = "volume";
 
 /// An image of a volume that is open.
 pub struct Opened {
-    /// The image.
-    pub reader: Arc<Reader>,
+    /// The image, and where it is.
+    pub base: Base,
     /// Where in it the volume is.
     pub space: SpaceId,
     /// What it says of the volume.
@@ -33,30 +33,20 @@ impl Opened {
     /// Opens the image in `images`, which must be one of a volume.
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Image`], [`Error::Unfit`], [`Error::Corrupt`].
+    /// [`Error::Image`], [`Error::Unfit`], [`Error::Corrupt`].
     pub fn open(images: &Images) -> Result<Self> {
-        let store = images.open().map_err(Error::Store)?;
-        let reader = Reader::open(&*store)?;
-        if let Some(by) = reader.freed_by() {
-            let id = reader.id();
-            return Err(image::Error::Freed { id, by }.into());
-        }
-        let spaces = volumes(&reader).collect::<Vec<_>>();
+        let base = Base::open(images)?;
+        let spaces = volumes(&base.reader).collect::<Vec<_>>();
         let [space] = spaces[..] else {
             return Err(other(images));
         };
-        let state = State::of(&reader)?;
+        let state = State::of(&base.reader)?;
         if state.len_bytes.div_ceil(PAGE_BYTES as u64) != space.len_pages {
             let what = format!("{} bytes in {} pages", state.len_bytes, space.len_pages);
             return Err(Error::Corrupt(what));
         }
         let space = space.id;
-        let reader = Arc::new(reader);
-        Ok(Self {
-            reader,
-            space,
-            state,
-        })
+        Ok(Self { base, space, state })
     }
 
     /// The file system in the image.
@@ -64,7 +54,7 @@ impl Opened {
     /// # Errors
     /// Those of [`FileSystem::open`].
     pub fn file_system(&self) -> Result<FileSystem<InImage>> {
-        let reader = Arc::clone(&self.reader);
+        let reader = Arc::clone(&self.base.reader);
         FileSystem::open(InImage::new(reader, self.space, self.state.len_bytes))
     }
 }
@@ -72,9 +62,9 @@ impl Opened {
 /// Whether the image in `images` has a volume.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`].
+/// [`Error::Image`].
 pub fn has_volume(images: &Images) -> Result<bool> {
-    let store = images.open().map_err(Error::Store)?;
+    let store = images.open().map_err(image::Error::Place)?;
     let reader = Reader::open(&*store)?;
     Ok(volumes(&reader).next().is_some())
 }
@@ -92,22 +82,15 @@ fn other(images: &Images) -> Error {
 /// Starts an image in `images`, over `parent` where there is one.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`].
+/// [`Error::Image`].
 pub fn writer(
     images: &Images,
-    parent: Option<(&Images, &Opened)>,
+    parent: Option<&Opened>,
     compression: Option<Compression>,
 ) -> Result<Writer> {
-    let store = images.create().map_err(Error::Store)?;
-    let mut writer = if let Some((parents, parent)) = parent {
-        let place = parents.open().map_err(Error::Store)?;
-        let link = Link::between(&*store, &*place).map_err(Error::Store)?;
-        Writer::create_layer(store, Arc::clone(&parent.reader), link)?
-    } else {
-        Writer::create(store)?
-    };
-    writer.compress(compression);
-    Ok(writer)
+    let store = images.create().map_err(image::Error::Place)?;
+    let base = parent.map(|parent| &parent.base);
+    Ok(Writer::begin(store, base, compression)?)
 }
 
 /// Has a new image have a volume of so many bytes; gives the space, which is that of the parent's.

@@ -136,7 +136,7 @@ fn open_device(path: &Path, len_bytes: u64) -> Result<File> {
 
 /// Has what is zero read as zeros, and gives back what is free where the device takes that.
 fn clear(device: &File, path: &Path, opened: &Opened) -> Result<()> {
-    let (reader, space, len_bytes) = (&opened.reader, opened.space, opened.state.len_bytes);
+    let (reader, space, len_bytes) = (&opened.base.reader, opened.space, opened.state.len_bytes);
     let bytes = |pages: Range<u64>| {
         let page = PAGE_BYTES as u64;
         (pages.start * page, (pages.end * page).min(len_bytes))
@@ -175,7 +175,7 @@ fn write(
     options: &RestoreOptions,
     progress: Progress<'_>,
 ) -> Result<Restored> {
-    let (reader, space, len_bytes) = (&*opened.reader, opened.space, opened.state.len_bytes);
+    let (reader, space, len_bytes) = (&*opened.base.reader, opened.space, opened.state.len_bytes);
     let path = &options.target;
     let len_pages = len_bytes.div_ceil(PAGE_BYTES as u64);
     let whole = Extent {

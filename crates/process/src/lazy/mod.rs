@@ -80,7 +80,7 @@ pub fn serve_lazy_pages(
 }
 
 fn open(images: &Images) -> Result<Arc<Reader>> {
-    let store = images.open().map_err(Error::Store)?;
+    let store = images.open().map_err(image::Error::Place)?;
     let reader = Reader::open(&*store)?;
     crate::ImageKind::check_tree(&reader)?;
     reader.open_ancestors()?;

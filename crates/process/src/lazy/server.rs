@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::Builder;
 
-use image::{Reader, SpaceId, SpaceKind};
+use image::{Blame, Reader, SpaceId, SpaceKind};
 use rustix::net::{SocketFlags, accept_with};
 use serve::lazy::{Hooks, News, Process, Server};
 use sys::uffd::Uffd;
@@ -14,7 +14,7 @@ use sys::uffd::Uffd;
 use super::watchdog::{self, Task, Watchdog};
 use super::wire::{Arriving, Said, What};
 use crate::tracker::is_trusted;
-use crate::{Blame, Error, Result, packets};
+use crate::{Error, Result, packets};
 
 /// Threads that bring in what nobody has asked for yet.
 const FETCHERS: usize = 2;

@@ -27,7 +27,7 @@ impl ImageKind {
     /// # Errors
     /// A missing or damaged image; none for one of an unknown kind, which is taken for a tree's.
     pub fn find(images: &Images) -> Result<Self> {
-        let store = images.open().map_err(Error::Store)?;
+        let store = images.open().map_err(image::Error::Place)?;
         Self::of(&Reader::open(&*store)?)
     }
 

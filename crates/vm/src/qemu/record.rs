@@ -325,9 +325,9 @@ fn check_disk(reader: &Reader, disk: &QemuDisk) -> std::result::Result<(), Strin
 /// True if the image in `images` is of a machine that QEMU ran.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`].
+/// [`Error::Image`].
 pub fn is_of_qemu(images: &Images) -> Result<bool> {
-    let store = images.open().map_err(Error::Store)?;
+    let store = images.open().map_err(image::Error::Place)?;
     let reader = Reader::open(&*store)?;
     let mut records = reader.records().iter();
     Ok(records.any(|record| record.tag == tag::QEMU_MACHINE))

@@ -115,7 +115,7 @@ pub struct Restored {
 /// nor is one if this process is killed meanwhile.
 pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<Restored>> {
     check(options)?;
-    let store = options.images.open().map_err(Error::Store)?;
+    let store = options.images.open().map_err(image::Error::Place)?;
     let reader = Arc::new(Reader::open(&*store)?);
     if let Some(by) = reader.freed_by() {
         let id = reader.id();
@@ -191,7 +191,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
 /// As [`restore()`].
 pub fn look(options: &RestoreOptions) -> Result<()> {
     check(options)?;
-    let store = options.images.open().map_err(Error::Store)?;
+    let store = options.images.open().map_err(image::Error::Place)?;
     let saved = Saved::of(&Reader::open(&*store)?)?;
     user::of_restored(&saved.machine, options.command.is_empty()).map(drop)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use abi::spans::Ranges;
 use image::{
-    Compression, Facts, Granule, ImageId, NewSpace, Reader, Seal, SpaceId, SpaceKind, Writer,
+    Base, Compression, Facts, Granule, ImageId, NewSpace, Reader, Seal, SpaceId, SpaceKind, Writer,
 };
 use store::Images;
 
@@ -276,14 +276,13 @@ pub(crate) fn begin(options: &SaveOptions, machine: &Machine) -> Result<(Writer,
     let parent = match &options.parent {
         None => None,
         Some(parents) => {
-            let store = parents.open().map_err(Error::Store)?;
-            let reader = Reader::open(&*store)?;
-            record::machine_of(&reader)?;
-            check_parent(&reader, &machine.blocks, parents)?;
-            Some((reader, parents))
+            let base = Base::open(parents)?;
+            record::machine_of(&base.reader)?;
+            check_parent(&base.reader, &machine.blocks, parents)?;
+            Some(base)
         }
     };
-    let writer = place::begin(&options.images, parent, options.compress)?;
+    let writer = place::begin(&options.images, parent.as_ref(), options.compress)?;
     let mut record = machine.record.clone();
     for (number, block) in (1..).zip(&machine.blocks) {
         writer.space(NewSpace {

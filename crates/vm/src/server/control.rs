@@ -15,6 +15,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router};
+use image::Blame;
 use prometheus_client::registry::Registry;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -25,7 +26,7 @@ use serde_json::{Value, json};
 use super::copying;
 use super::live::Live;
 use super::{Shared, lock};
-use crate::{Blame, Error};
+use crate::Error;
 
 /// What every request has at hand.
 #[derive(Clone)]

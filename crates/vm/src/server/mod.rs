@@ -210,6 +210,7 @@ pub fn serve(
     ready: impl FnOnce(),
 ) -> Result<u64> {
     let (image, pages) = place::open(&options.images)?;
+    let image = Arc::into_inner(image.reader).expect("nobody else has it yet");
     let image = Arc::new(image.with_cache(Arc::new(Cache::new(CACHE_BYTES))));
     image.open_ancestors()?;
     let working_set = Kept::new(Records::of(&image, pages)?.wanted);

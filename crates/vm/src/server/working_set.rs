@@ -6,8 +6,8 @@ use image::Record;
 use serve::Wanted;
 
 use super::{Shared, lock};
+use crate::Result;
 use crate::records::{WorkingSet, tag};
-use crate::{Error, Result};
 
 /// The working set of an image that is served.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ fn keep(shared: &Shared, set: &WorkingSet) {
 }
 
 fn store(shared: &Shared, set: &WorkingSet) -> Result<()> {
-    let store = shared.options.images.open().map_err(Error::Store)?;
+    let store = shared.options.images.open().map_err(image::Error::Place)?;
     image::amend(
         &*store,
         shared.image.id(),

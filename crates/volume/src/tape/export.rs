@@ -149,7 +149,7 @@ fn about(options: &ExportOptions, opened: &Opened, parent: Option<&Opened>) -> R
         level: options.level,
         label: b"none".to_vec(),
         mounted_on: b"a volume".to_vec(),
-        device: format!("image {}", opened.reader.id()).into_bytes(),
+        device: format!("image {}", opened.base.reader.id()).into_bytes(),
         host: host.nodename().to_bytes().to_vec(),
     })
 }

@@ -4,6 +4,7 @@ use std::io::Cursor;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use image::Blame;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::volumes::{make, noise, populate, seen_by_kernel};
@@ -14,7 +15,7 @@ use super::stream::Stream;
 use super::{ExportOptions, export};
 use crate::dump::{DumpOptions, dump};
 use crate::source::IoContext;
-use crate::{Blame, Error, Result};
+use crate::{Error, Result};
 
 /// A stream of level 0 of a small file system.
 fn stream(folder: &Path) -> Vec<u8> {
