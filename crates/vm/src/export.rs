@@ -49,7 +49,7 @@ pub struct Exported {
 pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Exported> {
     let (base, pages) = place::open(&options.images)?;
     let reader = &*base.reader;
-    let state = Records::of(&reader, pages)?.state;
+    let state = Records::of(reader, pages)?.state;
     let state = match (&options.vmstate, state) {
         (None, _) => None,
         (Some(path), Some(state)) => Some((path, state.bytes)),
@@ -62,7 +62,7 @@ pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> 
     };
     let path = &options.memory;
     let new = beside(path)?;
-    let written_pages = write_memory(&reader, pages, new.as_file(), path, progress)?;
+    let written_pages = write_memory(reader, pages, new.as_file(), path, progress)?;
     let state = match state {
         None => None,
         Some((path, bytes)) => {
