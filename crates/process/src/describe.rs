@@ -4,14 +4,13 @@ use std::path::PathBuf;
 
 use image::{FORMAT_VERSION, Reader, Run, SpaceId, SpaceKind};
 use resources::fd::tcp::lock;
-use resources::fd::{attributes, locks, tags};
+use resources::fd::{attributes, locks};
 use resources::map::memory::{Mapping, Memory, Special};
 use resources::task::PARTS;
 use store::{Images, Store};
 
 use crate::chain::{self, files};
 use crate::fates::{Fate, count, count_all, fates};
-use crate::pool::kind;
 use crate::records::{Descriptor, Node, Saved, SavedTask, SavedThread, State, What};
 use crate::report::{
     BlockDescription, Creation, DescriptorDescription, MappingDescription, Network, PageCounts,
@@ -67,7 +66,7 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
         blocks: blocks(&reader, SpaceKind::Block),
         volumes: blocks(&reader, SpaceKind::Volume),
         files: files(store, &reader)?,
-        network: network(&saved)?,
+        network: network(&saved),
         tasks: tasks.collect::<Result<_>>()?,
         statistics: Statistics::of(&reader)?,
         layers: chain::layers(store, &reader)?,
@@ -75,13 +74,12 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
 }
 
 /// What holds the image's connections back.
-fn network(saved: &Saved<'_>) -> Result<Option<Network>> {
-    let tcp = saved.descriptions.iter().filter(|one| one.0 == tags::TCP);
-    let table = lock::table(tcp.map(|(_, payload)| &**payload))?;
-    Ok(table.map(|table| Network {
+fn network(saved: &Saved<'_>) -> Option<Network> {
+    let table = lock::table(&saved.descriptions)?;
+    Some(Network {
         stands: crate::network::stands(&table),
         table,
-    }))
+    })
 }
 
 /// The image's own files.
@@ -161,15 +159,13 @@ struct DescriptionText {
 
 impl Descriptions {
     pub fn read(saved: &Saved<'_>) -> Result<Self> {
-        let all = saved.descriptions.iter().enumerate();
-        let all = all.map(|(id, (tag, payload))| {
-            let kind = kind(*tag, id)?;
-            let id = u32::try_from(id).expect("fewer descriptions than records");
+        let all = (0u32..).zip(&saved.descriptions);
+        let all = all.map(|(id, description)| {
             let holds = saved.attributes.get(&id);
             Ok(DescriptionText {
-                kind: kind.name(),
-                what: kind.describe(payload)?,
-                path: kind.path(payload)?,
+                kind: description.name(),
+                what: description.describe(),
+                path: description.path(),
                 holds: holds
                     .map(|payload| attributes::describe(payload))
                     .transpose()?,
@@ -446,7 +442,7 @@ mod tests {
             refused(shared, what);
         }
         let mut attributes = sample::records();
-        attributes.push(record(tags::ATTRIBUTES, 4, Vec::new()));
+        attributes.push(record(attributes::TAG, 4, Vec::new()));
         refused(
             attributes,
             "description 4, which has attributes, is missing",

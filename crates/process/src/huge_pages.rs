@@ -4,7 +4,7 @@ use std::path::Path;
 
 use abi::{Addr, Span};
 use image::{Reader, RunKind, SpaceId};
-use resources::fd::{self, SharedMemory};
+use resources::fd::SharedMemory;
 
 use crate::records::Saved;
 use crate::{Error, Result};
@@ -45,9 +45,8 @@ fn wanted(saved: &Saved<'_>, reader: &Reader) -> Result<BTreeMap<u64, u64>> {
             *wanted.entry(page_bytes).or_default() += map.span().bytes();
         }
     }
-    for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
-        let kind = fd::kind_of(*tag);
-        let memory = kind.map_or(Ok(None), |kind| kind.memory(payload))?;
+    for (id, description) in (0u32..).zip(&saved.descriptions) {
+        let memory = description.memory()?;
         let memory = memory.filter(|memory| memory.first == id && !memory.is_there);
         if let Some((memory, page_bytes)) = memory.and_then(|it| Some((it, it.huge_page_bytes?))) {
             let mapped = mapped(saved, memory);
@@ -61,9 +60,7 @@ fn wanted(saved: &Saved<'_>, reader: &Reader) -> Result<BTreeMap<u64, u64>> {
 /// The parts of shared memory that the tasks have mapped: the kernel sets pages aside for them.
 fn mapped(saved: &Saved<'_>, memory: SharedMemory) -> Vec<Span> {
     let is_of_it = |id: u32| {
-        let (tag, payload) = saved.descriptions[id as usize];
-        let kind = fd::kind_of(tag);
-        let other = kind.and_then(|kind| kind.memory(payload).ok().flatten());
+        let other = saved.descriptions[id as usize].memory().ok().flatten();
         other.is_some_and(|other| (other.tag, other.first) == (memory.tag, memory.first))
     };
     let maps = saved.tasks.iter().flat_map(|task| &task.memory.mappings);

@@ -14,7 +14,6 @@
 use std::path::Path;
 
 use image::Reader;
-use resources::fd;
 
 use crate::records::Saved;
 use crate::{Error, Result, huge_pages};
@@ -112,11 +111,8 @@ fn private_bytes(saved: &Saved<'_>, never: bool) -> u64 {
 /// How many bytes the kernel promises to memory that is shared.
 fn shared_bytes(saved: &Saved<'_>, reader: &Reader) -> Result<u64> {
     let mut bytes = 0u64;
-    for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
-        let Some(kind) = fd::kind_of(*tag) else {
-            continue;
-        };
-        let memory = kind.memory(payload)?;
+    for (id, description) in (0u32..).zip(&saved.descriptions) {
+        let memory = description.memory()?;
         let memory = memory.filter(|memory| memory.first == id && !memory.is_there);
         if let Some(memory) = memory.filter(|memory| memory.huge_page_bytes.is_none()) {
             let taken = huge_pages::taken_bytes(memory, abi::PAGE_BYTES, Vec::new(), reader);

@@ -10,8 +10,7 @@ use abi::{Addr, PAGE_BYTES};
 use image::{Reader, SpaceId, SpaceKind};
 use pages::{Extent, sink};
 use resources::fd::tcp::lock::{self, Leftover};
-use resources::fd::{DescriptionId, Kind, RestoreContext, kind_of};
-use resources::fd::{attributes, late, tags, tcp, unix};
+use resources::fd::{DescriptionId, RestoreContext, attributes, tcp, unix};
 use resources::map::layout::DECODED_FILE;
 use resources::{Allow, Error as ResourceError};
 use rustix::fs::{FileType, MemfdFlags, memfd_create};
@@ -94,12 +93,11 @@ impl Finish {
     /// they are. The result is to be dropped when the tree runs.
     ///
     /// # Errors
-    /// Those of [`Kind::resume`].
+    /// Those of [`resources::fd::Kind::resume`].
     pub fn wake(&self, saved: &Saved<'_>) -> Result<Option<Leftover>> {
-        let leftover = lock::release(tcp_sockets(saved).map(|(_, payload)| payload))?;
+        let leftover = lock::release(&saved.descriptions)?;
         for (id, own) in &self.connections {
-            let (tag, payload) = &saved.descriptions[*id];
-            kind(*tag, *id)?.resume(payload, own.as_fd(), &self.allow)?;
+            saved.descriptions[*id].resume(own.as_fd(), &self.allow)?;
         }
         Ok(leftover)
     }
@@ -124,13 +122,6 @@ impl Finish {
     pub fn catch_up(&self) {
         self.then.take().into_iter().for_each(|then| then());
     }
-}
-
-/// The payloads of TCP sockets, and the numbers of their descriptions.
-fn tcp_sockets<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = (usize, &'a [u8])> {
-    let all = saved.descriptions.iter().enumerate();
-    let tcp = all.filter(|(_, (tag, _))| *tag == tags::TCP);
-    tcp.map(|(id, (_, payload))| (id, &**payload))
 }
 
 /// The numbers of descriptors that tasks will give away: those of theirs, and 0, which must be free
@@ -197,19 +188,19 @@ impl Pool {
     /// Opens all descriptions.
     ///
     /// # Errors
-    /// Those of the [`Kind`]s and of [`Portion::begin`].
+    /// Those of the [`resources::fd::Kind`]s and of [`Portion::begin`].
     pub fn open_all(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<()> {
-        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
-            kind(*tag, id)?.prepare(payload, self)?;
+        for description in &saved.descriptions {
+            description.prepare(self)?;
         }
         self.open_in_order(saved, plan)?;
-        for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
+        for (id, description) in (0u32..).zip(&saved.descriptions) {
             let own = self.copy(id as usize)?;
-            kind(*tag, id as usize)?.finish(payload, own.as_fd(), self)?;
+            description.finish(own.as_fd(), self)?;
             // What is late is only a placeholder now.
             let attributes = saved.attributes.get(&id);
             if let Some(attributes) = attributes
-                && !late::is_late((*tag, payload))?
+                && !description.is_late()
             {
                 attributes::finish(attributes, own.as_fd())?;
             }
@@ -221,12 +212,11 @@ impl Pool {
     }
 
     fn open_in_order(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<()> {
-        let order = plan::order(saved, &plan.portions)?;
+        let order = plan::order(saved, &plan.portions);
         let mut last = HashMap::new();
         for id in &order {
-            let (tag, payload) = saved.descriptions[*id as usize];
-            if let Some(key) = kind(tag, *id as usize)?.holder(payload)? {
-                last.insert((tag, key), *id);
+            if let Some(key) = saved.descriptions[*id as usize].holder() {
+                last.insert(key, *id);
             }
         }
         let sizes = plan.portions.sizes();
@@ -236,11 +226,10 @@ impl Pool {
         self.open.resize_with(order.len(), Own::default);
         for id in order {
             let at = id as usize;
-            let (tag, payload) = saved.descriptions[at];
-            let own = kind(tag, at)?.open(payload, self);
+            let own = saved.descriptions[at].open(self);
             let own = own.map_err(|error| without_room(error, saved, id))?;
             self.open[at] = Own::here(Arc::new(own));
-            let key = kind(tag, at)?.holder(payload)?.map(|key| (tag, key));
+            let key = saved.descriptions[at].holder();
             if let Some(key) = key.filter(|key| last.get(key) == Some(&id)) {
                 self.shared.remove(&key);
             }
@@ -327,26 +316,21 @@ impl Pool {
     /// Does what waits until nothing else can fail, but for connections, and closes all but these.
     ///
     /// # Errors
-    /// Those of [`Kind::resume`].
+    /// Those of [`resources::fd::Kind::resume`].
     pub fn resume(mut self, saved: &Saved<'_>) -> Result<Finish> {
         for (id, payload) in saved.attributes_in_flight() {
             if self.open.get(id as usize).is_some() {
                 attributes::resume_in_flight(payload, self.copy(id as usize)?.as_fd())?;
             }
         }
-        let mut sleeping = BTreeSet::new();
-        for (id, payload) in tcp_sockets(saved) {
-            if !self.allow.tcp_close && tcp::is_connection(payload)? {
-                sleeping.insert(id);
+        let mut connections = Vec::new();
+        for (id, description) in saved.descriptions.iter().enumerate() {
+            if !self.allow.tcp_close && tcp::is_connection(&**description) {
+                connections.push((id, self.open[id].resident().clone()));
+            } else {
+                description.resume(self.copy(id)?.as_fd(), &self.allow)?;
             }
         }
-        let all = saved.descriptions.iter().enumerate();
-        for (id, (tag, payload)) in all.filter(|(id, _)| !sleeping.contains(id)) {
-            kind(*tag, id)?.resume(payload, self.copy(id)?.as_fd(), &self.allow)?;
-        }
-        let connections = sleeping.into_iter();
-        let connections = connections.map(|id| (id, self.open[id].resident().clone()));
-        let connections = connections.collect();
         self.portions.clear();
         let open = self.open.drain(..).filter_map(|own| own.here.into_inner());
         sys::close::all(open.filter_map(Arc::into_inner));
@@ -428,15 +412,6 @@ fn without_room(error: ResourceError, saved: &Saved<'_>, id: u32) -> Error {
         "{place} has no room: the restorer needs more open files than the limit of {limit} \
          (RLIMIT_NOFILE)"
     ))
-}
-
-/// The kind of description `id`, whose record has this tag.
-pub(crate) fn kind(tag: u16, id: usize) -> Result<&'static dyn Kind> {
-    let unknown = || {
-        let what = format!("has the unknown kind {tag}");
-        Error::from(ResourceError::corrupt(format!("description {id}"), what))
-    };
-    kind_of(tag).ok_or_else(unknown)
 }
 
 impl RestoreContext for Pool {

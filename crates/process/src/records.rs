@@ -7,7 +7,7 @@ use prost::Message;
 use resources::arch::instructions::Instructions;
 use resources::arch::xstate::Layout;
 use resources::cgroup::{self, Cgroups};
-use resources::fd::tags;
+use resources::fd::{self, Description, DescriptionId, tags};
 use resources::map::aio::{self, Context, Contexts};
 use resources::map::memory;
 use resources::map::registered::{self, Registration, Registrations};
@@ -44,8 +44,8 @@ pub(crate) fn record(tag: u16, id: u32, payload: Vec<u8>) -> Record {
 pub(crate) struct Saved<'a> {
     pub tree: Tree,
     pub tasks: Vec<SavedTask<'a>>,
-    /// Open file descriptions by id: the kind's number and the payload.
-    pub descriptions: Vec<(u16, &'a [u8])>,
+    /// Open file descriptions, by id.
+    pub descriptions: Vec<Box<dyn Description>>,
     /// Owners and locks of descriptions, by the description's id.
     pub attributes: HashMap<u32, &'a [u8]>,
     /// The code of the tasks' vDSOs.
@@ -183,6 +183,22 @@ pub(crate) fn has_tree(reader: &Reader) -> bool {
         .any(|record| record.tag == tag::TREE)
 }
 
+/// Decodes the open file descriptions, and checks each.
+fn read_descriptions(reader: &Reader) -> Result<Vec<Box<dyn Description>>> {
+    let mut descriptions = Vec::new();
+    for record in reader.records() {
+        let Some(kind) = fd::kind_of(record.tag) else {
+            continue;
+        };
+        if record.id as usize != descriptions.len() {
+            let what = format!("description {} is out of order", record.id);
+            return Err(corrupt(what));
+        }
+        descriptions.push(kind.decode(DescriptionId(record.id), &record.payload)?);
+    }
+    Ok(descriptions)
+}
+
 /// The attributes of descriptions, of which there are so many.
 fn read_attributes(reader: &Reader, descriptions: usize) -> Result<HashMap<u32, &[u8]>> {
     let attributes = reader
@@ -210,20 +226,7 @@ impl<'a> Saved<'a> {
         let tree = Tree::read(tree)?;
         check::check(&tree)?;
         known::check(reader.records(), &tree)?;
-        let mut descriptions = Vec::new();
-        for record in reader
-            .records()
-            .iter()
-            .filter(|record| tags::is_kind(record.tag))
-        {
-            if record.id as usize != descriptions.len() {
-                return Err(corrupt(format!(
-                    "description {} is out of order",
-                    record.id
-                )));
-            }
-            descriptions.push((record.tag, record.payload.as_slice()));
-        }
+        let descriptions = read_descriptions(reader)?;
         let attributes = read_attributes(reader, descriptions.len())?;
         let mut tasks = Vec::new();
         for node in &tree.tasks {

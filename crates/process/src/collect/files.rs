@@ -22,7 +22,7 @@ use resources::fd::socket::peek;
 use resources::fd::table::{Grouping, Row};
 use resources::fd::tcp::lock::{self, Lock};
 use resources::fd::watched::Watched;
-use resources::fd::{self, DescriptionId, DumpContext, Info, Kind, Open};
+use resources::fd::{self, Description, DescriptionId, DumpContext, ErasedKind, Info, Open};
 use resources::map::listing::Listed;
 use resources::{Allow, Error, ledger};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
@@ -329,7 +329,9 @@ pub(crate) fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
 /// What the kinds make of the descriptions.
 #[derive(Default)]
 pub(crate) struct Described {
-    pub records: Vec<Record>,
+    pub descriptions: Vec<(DescriptionId, Box<dyn Description>)>,
+    /// The records of their attributes.
+    pub attributes: Vec<Record>,
     pub objects: Vec<Object>,
     /// Hard links that were made.
     pub links: Vec<Link>,
@@ -341,7 +343,15 @@ pub(crate) struct Described {
 
 /// The kind of each description that a tree has in its tasks, in their order; none of those that no
 /// kind claims, which are noted.
-pub(super) struct Claimed(Vec<Option<&'static dyn Kind>>);
+pub(super) struct Claimed(Vec<Option<&'static dyn ErasedKind>>);
+
+impl Described {
+    /// Encodes the descriptions.
+    pub fn encode(&mut self) -> impl Iterator<Item = Record> {
+        let all = self.descriptions.drain(..);
+        all.map(|(id, description)| record(description.tag(), id, description.encode()))
+    }
+}
 
 impl Claimed {
     /// Claims all descriptions that were found.
@@ -352,7 +362,7 @@ impl Claimed {
     }
 
     /// The kind of a description.
-    pub fn kind(&self, id: u32) -> Option<&'static dyn Kind> {
+    pub fn kind(&self, id: u32) -> Option<&'static dyn ErasedKind> {
         self.0.get(id as usize).copied().flatten()
     }
 }
@@ -369,8 +379,8 @@ pub(super) fn describe(
     let allow = how.allow;
     let watched = &mut how.homework.watched;
     let mut described = Described::default();
-    let mut saved: Vec<Payloads> = Vec::new();
-    let mut all: Vec<Option<&'static dyn Kind>> = Vec::new();
+    let mut saved: Vec<Dumped> = Vec::new();
+    let mut all: Vec<Option<&'static dyn ErasedKind>> = Vec::new();
     files.find_repeated();
     let (mut first, mut watchdogs, mut connections) = (0, Vec::new(), Vec::new());
     while first < files.opens.len() {
@@ -378,16 +388,16 @@ pub(super) fn describe(
         let mut context = Context::new((allow, files), watched, &mut described);
         all.extend(&kinds);
         for (at, kind) in (first..).zip(kinds) {
-            let mut payloads = Payloads::default();
+            let mut dumped = Dumped::default();
             match kind {
                 // One that is on its way in a queue is not read as long as it is established.
                 Some(kind) if is_kept_quiet(kind, allow) && !files.opens[at].in_flight => {
                     connections.push((at, kind));
                 }
-                Some(kind) => payloads = context.dump(at, kind, obstacles)?,
+                Some(kind) => dumped = context.dump(at, kind, obstacles)?,
                 None => {}
             }
-            saved.push(payloads);
+            saved.push(dumped);
         }
         let added = context.added;
         first = files.opens.len();
@@ -410,25 +420,29 @@ pub(super) fn describe(
             saved[at] = context.dump(at, kind, obstacles)?;
         }
     }
-    let (records, attributes): (Vec<_>, Vec<_>) = saved.into_iter().unzip();
-    described.records.extend(records.into_iter().flatten());
-    let attributes = attributes.into_iter();
-    described.records.extend(attributes.flatten());
+    for (open, (description, attributes)) in files.opens.iter().zip(saved) {
+        let description = description.map(|description| (open.id, description));
+        described.descriptions.extend(description);
+        described.attributes.extend(attributes);
+    }
     Ok(described)
 }
 
-/// The records of a description: its own, and its attributes.
-type Payloads = (Option<Record>, Option<Record>);
+/// A description that is saved, and the record of its attributes.
+type Dumped = (Option<Box<dyn Description>>, Option<Record>);
 
 /// The kind of each description; none of those that no kind claims, which are noted.
-fn claim(opens: &[Open<'_>], obstacles: &mut Obstacles) -> Result<Vec<Option<&'static dyn Kind>>> {
+fn claim(
+    opens: &[Open<'_>],
+    obstacles: &mut Obstacles,
+) -> Result<Vec<Option<&'static dyn ErasedKind>>> {
     let claimed = opens.iter().map(|open| obstacles.note(fd::claim(open)));
     claimed.collect()
 }
 
 /// Whether there may be established connections of a kind, whose packets are held back before they
 /// are read.
-fn is_kept_quiet(kind: &dyn Kind, allow: &Allow) -> bool {
+fn is_kept_quiet(kind: &dyn ErasedKind, allow: &Allow) -> bool {
     allow.tcp_established && !allow.tcp_close && kind.tag() == fd::tags::TCP
 }
 
@@ -468,16 +482,15 @@ impl<'a> Context<'a> {
     fn dump(
         &mut self,
         at: usize,
-        kind: &'static dyn Kind,
+        kind: &'static dyn ErasedKind,
         obstacles: &mut Obstacles,
-    ) -> Result<Payloads> {
+    ) -> Result<Dumped> {
         let files = self.files;
         let open = &files.opens[at];
         if obstacles.note(ledger::fdinfo::check(kind, open))?.is_none() {
-            return Ok(Payloads::default());
+            return Ok(Dumped::default());
         }
-        let payload = obstacles.note(kind.dump(open, self))?;
-        let own = payload.map(|payload| record(kind.tag(), open.id, payload));
+        let own = obstacles.note(kind.dump(open, self))?;
         let payload = obstacles.note(fd::attributes::dump(open, self.allow))?;
         let attributes = payload.flatten();
         let attributes = attributes.map(|payload| record(fd::tags::ATTRIBUTES, open.id, payload));

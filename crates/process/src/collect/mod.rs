@@ -171,7 +171,7 @@ fn collect_all(
     let registered = found.iter().map(Found::registered_spans).collect();
     let mut spaces = spaces::Spaces::default();
     let Outside {
-        described,
+        mut described,
         of_tasks,
     } = outside;
     for ((task, found), outside) in frozen.tasks.iter().zip(found).zip(of_tasks) {
@@ -181,7 +181,8 @@ fn collect_all(
     }
     spaces.find_shared(&tree)?;
     records.extend(contexts.into_iter().flatten());
-    records.extend(described.records);
+    records.extend(described.encode());
+    records.extend(described.attributes);
     records.extend(cgroups.into_iter().flatten());
     records.extend(links::record(&described.links));
     let mut objects = described.objects;

@@ -7,7 +7,6 @@
 
 use std::rc::Rc;
 
-use image::Record;
 use resources::fd::tty::control;
 use resources::map::listing::Backing;
 use resources::map::memory::Mapping;
@@ -97,7 +96,7 @@ impl Listed {
         &self,
         task: usize,
         mapping: usize,
-    ) -> Option<(&fd::Open<'_>, Option<&'static dyn fd::Kind>)> {
+    ) -> Option<(&fd::Open<'_>, Option<&'static dyn fd::ErasedKind>)> {
         let id = self.of_tasks[task].as_ref()?.mapped[mapping]?;
         Some((self.files.open(id), self.claimed.kind(id)))
     }
@@ -119,7 +118,7 @@ impl Listed {
         obstacles: &mut Obstacles,
     ) -> Result<Outside> {
         let described = files::describe(&mut self.files, self.claimed, how, obstacles)?;
-        check_terminals(found, &described.records, obstacles)?;
+        check_terminals(found, &described.descriptions, obstacles)?;
         Ok(Outside {
             described,
             of_tasks: self.of_tasks,
@@ -198,13 +197,18 @@ impl Found {
 }
 
 /// The controlling terminals of the tree's sessions must be open in it; others are noted.
-fn check_terminals(found: &[Found], records: &[Record], obstacles: &mut Obstacles) -> Result<()> {
+fn check_terminals(
+    found: &[Found],
+    all: &[(fd::DescriptionId, Box<dyn fd::Description>)],
+    obstacles: &mut Obstacles,
+) -> Result<()> {
     let nodes = found.iter().map(|found| &found.node);
     for node in nodes.filter(|node| node.terminal != 0) {
-        let mut terminals = records.iter().filter(|one| one.tag == fd::tags::TTY);
-        let is_it = |one: &Record| control::is_terminal(&one.payload, node.terminal);
-        if !terminals.any(|one| is_it(one).unwrap_or(false)) {
-            let number = node.terminal;
+        let number = node.terminal;
+        if !all
+            .iter()
+            .any(|(_, one)| control::is_terminal(&**one, number))
+        {
             let what =
                 format!("its controlling terminal {number:#x}, which is not open in the tree,");
             let refused = resources::Error::unsupported(node.pid, what);

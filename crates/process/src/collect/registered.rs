@@ -21,7 +21,7 @@ use std::os::fd::BorrowedFd;
 use abi::spans::Spans;
 use abi::{Addr, PAGE_BYTES, Span};
 use memory::{States, states};
-use resources::fd::{DescriptionId, Kind, Open, tags, userfaultfd};
+use resources::fd::{DescriptionId, ErasedKind, Open, tags, userfaultfd};
 use resources::map::listing::{Backing, Listed};
 use resources::map::registered::{MINOR, MISSING, Registration, modes, pack};
 use rustix::fs::SeekFrom;
@@ -138,10 +138,10 @@ fn registration(
     pid: i32,
     listed: &Listed,
     own: &Own,
-    file: Option<(&Open<'_>, Option<&'static dyn Kind>)>,
+    file: Option<(&Open<'_>, Option<&'static dyn ErasedKind>)>,
 ) -> Result<Registration> {
     let modes = modes(listed);
-    let tag = file.and_then(|(_, kind)| kind).map(Kind::tag);
+    let tag = file.and_then(|(_, kind)| kind).map(ErasedKind::tag);
     if let Some(why) = hindrance(listed, own, tag) {
         let why = format!("it is registered with a userfaultfd, and {why}");
         return Err(resources::Error::unsupported(pid, listed.place())

@@ -38,10 +38,8 @@ struct Source {
 impl Source {
     /// Where description `id` is opened, of which `first` is the first task that has it.
     fn of(saved: &Saved<'_>, (id, first): (u32, Self), plan: &mut Plan) -> Result<Self> {
-        let (tag, payload) = saved.descriptions[id as usize];
-        let maker = fd::kind_of(tag).map_or(Ok(None), |kind| kind.task(payload))?;
         let mut source = first;
-        if let Some(pid) = maker {
+        if let Some(pid) = saved.descriptions[id as usize].task() {
             let is_it = |task: &SavedTask<'_>| task.node.pid == pid && !task.threads.is_empty();
             let task = saved.tasks.iter().position(is_it);
             source.task = task.ok_or_else(|| {
@@ -69,8 +67,7 @@ impl Late {
         for (task, saved_task) in saved.tasks.iter().enumerate() {
             for descriptor in &saved_task.descriptors {
                 let id = descriptor.description;
-                if late.0.contains_key(&id) || !fd::late::is_late(saved.descriptions[id as usize])?
-                {
+                if late.0.contains_key(&id) || !saved.descriptions[id as usize].is_late() {
                     continue;
                 }
                 let (fd, word, fetched) = (descriptor.fd, None, None);
@@ -118,13 +115,13 @@ impl Late {
 
     /// The number in a task of what description `id` needs there, if it needs any.
     fn needed(&self, saved: &Saved<'_>, (id, task): (u32, usize)) -> Result<Option<i32>> {
-        let Some(needed) = needed_by(saved, id)? else {
+        let Some(needed) = needed_by(saved, id) else {
             return Ok(None);
         };
         // Its own need would not be met before.
         let is_first = |source: &&Source| source.task == task && source.fetched.is_none();
         let source = self.0.get(&needed).filter(is_first);
-        let is_sound = source.is_some() && needed_by(saved, needed)?.is_none();
+        let is_sound = source.is_some() && needed_by(saved, needed).is_none();
         match source.filter(|_| is_sound) {
             Some(source) => Ok(Some(source.fd)),
             None => {
@@ -139,10 +136,7 @@ impl Late {
     pub fn plan(&self, saved: &Saved<'_>, index: usize, script: &mut Script) -> Result<()> {
         let task = &saved.tasks[index];
         for (id, source) in self.for_others(index) {
-            let (tag, payload) = saved.descriptions[id as usize];
-            if let Some(kind) = fd::kind_of(tag) {
-                kind.open_in_task(payload, source.fd, None, script)?;
-            }
+            saved.descriptions[id as usize].open_in_task(source.fd, None, script);
             if let Some(word) = source.word {
                 script.post(word);
             }
@@ -152,9 +146,10 @@ impl Late {
         let all = all.filter_map(|(id, source)| Some((id, source, numbers(task, *id)?)));
         let (own, others): (Vec<_>, Vec<_>) = all.partition(|(_, source, _)| source.task == index);
         // Nobody waits before he has opened what others may wait for.
-        for (id, source, numbers) in own_in_order(saved, own)? {
-            let (tag, payload) = saved.descriptions[*id as usize];
-            let in_proc = [fd::tags::PROCESS_FILE, fd::tags::NAMESPACE].contains(&tag);
+        for (id, source, numbers) in own_in_order(saved, own) {
+            let description = &saved.descriptions[*id as usize];
+            let in_proc =
+                [fd::tags::PROCESS_FILE, fd::tags::NAMESPACE].contains(&description.tag());
             if in_proc && task.place.root.is_some() {
                 let what = format!("fd {}, a file in /proc,", numbers[0].fd);
                 let why = "the task's root directory is another one, where it cannot be opened";
@@ -163,9 +158,7 @@ impl Late {
             }
             let needed = self.needed(saved, (*id, index))?;
             let number = table.close(numbers[0].fd, script);
-            if let Some(kind) = fd::kind_of(tag) {
-                kind.open_in_task(payload, number, needed, script)?;
-            }
+            description.open_in_task(number, needed, script);
             table.place(number, &numbers, script);
             if let Some(word) = source.word {
                 script.post(word);
@@ -202,23 +195,15 @@ impl Late {
 type Own<'a> = (&'a u32, &'a Source, Vec<&'a Descriptor>);
 
 /// Those that a task opens, each after what it needs, which needs nothing itself.
-fn own_in_order<'a>(saved: &Saved<'_>, own: Vec<Own<'a>>) -> Result<Vec<Own<'a>>> {
-    let (mut first, mut others) = (Vec::new(), Vec::new());
-    for one in own {
-        match needed_by(saved, *one.0)? {
-            None => first.push(one),
-            Some(_) => others.push(one),
-        }
-    }
-    first.extend(others);
-    Ok(first)
+fn own_in_order<'a>(saved: &Saved<'_>, mut own: Vec<Own<'a>>) -> Vec<Own<'a>> {
+    own.sort_by_key(|one| needed_by(saved, *one.0).is_some());
+    own
 }
 
 /// The description that must be open where description `id` is opened, if there is such a one.
-fn needed_by(saved: &Saved<'_>, id: u32) -> Result<Option<u32>> {
-    let (tag, payload) = saved.descriptions[id as usize];
-    let needed = fd::kind_of(tag).map_or(Ok(None), |kind| kind.needs(payload))?;
-    Ok(needed.map(|needed| needed.0))
+fn needed_by(saved: &Saved<'_>, id: u32) -> Option<u32> {
+    let needed = saved.descriptions[id as usize].needs();
+    needed.map(|needed| needed.0)
 }
 
 fn has(task: &SavedTask<'_>, id: u32) -> bool {

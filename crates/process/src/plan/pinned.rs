@@ -6,7 +6,7 @@
 //! - CRIU 4.2: refuses rings altogether.
 
 use abi::spans::subtract;
-use resources::fd::{io_uring, tags};
+use resources::fd::{Description, io_uring};
 use resources::map::memory::Mapping;
 
 use crate::Result;
@@ -16,22 +16,22 @@ use crate::records::{Saved, SavedTask};
 pub(super) fn is_needed(saved: &Saved<'_>, task: &SavedTask<'_>) -> bool {
     !task.registered.is_empty()
         || task.descriptors.iter().any(|descriptor| {
-            let (tag, payload) = saved.descriptions[descriptor.description as usize];
-            tag == tags::IO_URING && io_uring::pins_memory(payload).unwrap_or(false)
+            io_uring::pins_memory(&*saved.descriptions[descriptor.description as usize])
         })
 }
 
 /// Refuses a description, of which a task has descriptor `fd`, that needs what cannot be
 /// registered.
-pub(super) fn check(task: &SavedTask<'_>, fd: i32, (tag, payload): (u16, &[u8])) -> Result<()> {
+pub(super) fn check(task: &SavedTask<'_>, fd: i32, description: &dyn Description) -> Result<()> {
     const PROT_WRITE: u32 = 2;
-    if tag != tags::IO_URING {
+    let mut buffers = io_uring::buffers(description).peekable();
+    if buffers.peek().is_none() {
         return Ok(());
     }
     let written = task.memory.mappings.iter();
     let written = written.filter(|map| map.prot & PROT_WRITE != 0);
     let written = written.map(Mapping::span).collect::<Vec<_>>();
-    for buffer in io_uring::buffers(payload)? {
+    for buffer in buffers {
         if !subtract(&[buffer], &written).is_empty() {
             let pid = task.node.pid;
             let what = format!("fd {fd}, an io_uring: its buffer {buffer}");

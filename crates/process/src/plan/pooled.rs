@@ -32,7 +32,7 @@ pub(super) fn plan(
         let Some(pid) = fd::attributes::maker(payload)? else {
             continue;
         };
-        if fd::late::is_late(saved.descriptions[*id as usize])? {
+        if saved.descriptions[*id as usize].is_late() {
             continue;
         }
         let alive = |task: &SavedTask<'_>| !task.threads.is_empty() && task.node.pid == pid;

@@ -17,7 +17,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use image::Reader;
-use resources::fd::kind_of;
 use resources::script::{Arg, PoolId, Script};
 use syscalls::Sysno;
 
@@ -33,30 +32,27 @@ const F_SETFD: u32 = 2;
 
 /// The order in which a restorer opens descriptions: by number, but both ends of a pipe at once
 /// where there are `portions`, so that few pipes have an end that waits for its own description.
-///
-/// # Errors
-/// Those of [`resources::fd::Kind::holder`].
-pub(crate) fn order(saved: &Saved<'_>, portions: &Portions) -> Result<Vec<u32>> {
+pub(crate) fn order(saved: &Saved<'_>, portions: &Portions) -> Vec<u32> {
     let all = (0u32..).zip(&saved.descriptions).map(|(id, _)| id);
     if portions.count == 0 {
-        return Ok(all.collect());
+        return all.collect();
     }
     opening_order(saved)
 }
 
-fn opening_order(saved: &Saved<'_>) -> Result<Vec<u32>> {
+fn opening_order(saved: &Saved<'_>) -> Vec<u32> {
     let mut groups = Vec::<Vec<u32>>::new();
     let mut known = HashMap::new();
-    for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
-        let key = kind_of(*tag).map_or(Ok(None), |kind| kind.holder(payload))?;
+    for (id, description) in (0u32..).zip(&saved.descriptions) {
         let new = groups.len();
-        let at = key.map_or(new, |key| *known.entry((*tag, key)).or_insert(new));
+        let key = description.holder();
+        let at = key.map_or(new, |key| *known.entry(key).or_insert(new));
         match groups.get_mut(at) {
             Some(group) => group.push(id),
             None => groups.push(vec![id]),
         }
     }
-    Ok(groups.concat())
+    groups.concat()
 }
 
 fn pool(saved: &Saved<'_>, reader: &Reader) -> u64 {
@@ -115,16 +111,16 @@ pub(super) fn divide(
     plan: &Plan,
 ) -> Result<Option<Portions>> {
     let pool = pool(saved, reader);
-    // Twice as many as there are descriptions are never held: no payload has to be read for that.
+    // Twice as many as there are descriptions are never held.
     let has_room = pool + 2 * saved.descriptions.len() as u64 <= limit;
-    if has_room || pool + held_meanwhile(saved)? <= limit {
+    if has_room || pool + held_meanwhile(saved) <= limit {
         return Ok(None);
     }
     let more = plan.groups.len() + plan.files.len();
     let used = resident(saved, plan);
     let objects = objects(saved)?;
     let own = OWN + 2 * reader.ancestor_files() + more as u64 + used.len() as u64 + objects;
-    let parked = opening_order(saved)?;
+    let parked = opening_order(saved);
     let parked = parked.into_iter().filter(|id| !used.contains(id));
     let parked = parked.collect::<Vec<_>>();
     let room = limit.saturating_sub(own);
@@ -151,15 +147,10 @@ pub(super) fn divide(
 }
 
 /// The most ends of pipes that wait for their descriptions while these are opened by number.
-fn held_meanwhile(saved: &Saved<'_>) -> Result<u64> {
-    let key = |(id, (tag, payload)): (usize, &(u16, &[u8]))| {
-        let key = kind_of(*tag).map_or(Ok(None), |kind| kind.holder(payload));
-        key.map(|key| key.map(|key| (id, (*tag, key))))
-    };
-    let keys = saved.descriptions.iter().enumerate().map(key);
-    let keys = keys.collect::<resources::Result<Vec<_>>>()?;
-    let keys = keys.into_iter().flatten().collect::<Vec<_>>();
-    let last = keys.iter().map(|(id, key)| (*key, *id));
+fn held_meanwhile(saved: &Saved<'_>) -> u64 {
+    let all = saved.descriptions.iter().enumerate();
+    let keys = all.filter_map(|(id, description)| Some((id, description.holder()?)));
+    let last = keys.clone().map(|(id, key)| (key, id));
     let last = last.collect::<HashMap<_, _>>();
     let (mut open, mut most) = (HashSet::new(), 0);
     for (id, key) in keys {
@@ -171,15 +162,15 @@ fn held_meanwhile(saved: &Saved<'_>) -> Result<u64> {
             open.remove(&key);
         }
     }
-    Ok(most as u64)
+    most as u64
 }
 
 /// The descriptions that the restorer keeps.
 fn resident(saved: &Saved<'_>, plan: &Plan) -> BTreeSet<u32> {
     let used = plan.scripts.iter().flat_map(|one| one.script.inherited());
     let used = used.map(|id| id.0).filter(|id| *id < plan.descriptions);
-    let tags = (0u32..).zip(&saved.descriptions);
-    let kept = tags.filter(|(_, (tag, _))| kind_of(*tag).is_some_and(|kind| kind.stays()));
+    let all = (0u32..).zip(&saved.descriptions);
+    let kept = all.filter(|(_, description)| description.stays());
     let mapped = saved.tasks.iter().flat_map(|task| &task.memory.mappings);
     let mapped = mapped.filter_map(|mapping| mapping.file);
     let used = used.chain(kept.map(|(id, _)| id)).chain(mapped);
@@ -189,9 +180,9 @@ fn resident(saved: &Saved<'_>, plan: &Plan) -> BTreeSet<u32> {
 /// How many objects of memory the restorer has a descriptor of besides their descriptions.
 fn objects(saved: &Saved<'_>) -> Result<u64> {
     let mut objects = HashSet::new();
-    for (tag, payload) in &saved.descriptions {
-        let memory = kind_of(*tag).map_or(Ok(None), |kind| kind.memory(payload))?;
-        objects.extend(memory.map(|memory| (*tag, memory.first)));
+    for description in &saved.descriptions {
+        let memory = description.memory()?;
+        objects.extend(memory.map(|memory| (memory.tag, memory.first)));
     }
     Ok(objects.len() as u64)
 }

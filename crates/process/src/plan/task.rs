@@ -274,7 +274,7 @@ impl<'a> Tasks<'a> {
             ended.end(&mut together);
             self.late.plan(self.saved, index, &mut together)?;
             self.in_task(index, &mut together)?;
-            terminal::foreground(self.saved, index, &mut together)?;
+            terminal::foreground(self.saved, index, &mut together);
         }
         Ok(Prepared { threads, together })
     }
@@ -389,12 +389,12 @@ impl<'a> Tasks<'a> {
         self.fork_all(script, &fork.before, false);
         lifecycle::lead(script, fork);
         // Who is in the session has its terminal by fork and in no other way.
-        if let Some((id, payload)) = terminal::of(self.saved, node)? {
-            control::take(script, PoolId(id), payload)?;
+        if let Some((id, terminal)) = terminal::of(self.saved, node) {
+            control::take(script, PoolId(id), terminal);
         }
         self.fork_all(script, &fork.after, false);
         self.fork_all(script, &fork.siblings, true);
-        if let Some(id) = terminal::left(self.saved, node)? {
+        if let Some(id) = terminal::left(self.saved, node) {
             control::give_up(script, PoolId(id));
         }
         self.leave_at_end(id, script);
@@ -464,23 +464,20 @@ impl<'a> Tasks<'a> {
         own.dedup_by_key(|descriptor| descriptor.description);
         for descriptor in own {
             let (id, fd) = (descriptor.description, descriptor.fd);
-            let (tag, payload) = &self.saved.descriptions[id as usize];
+            let description = &*self.saved.descriptions[id as usize];
             let task = &self.saved.tasks[index];
             let is_first = self.first_holders.get(&id) == Some(&index);
             if is_first {
                 let with_memory = self.saved.with_memory_of(task);
-                pinned::check(with_memory, fd, (*tag, payload))?;
+                pinned::check(with_memory, fd, description)?;
             }
-            if let Some(kind) = fd::kind_of(*tag) {
-                let maker = kind.task(payload)?;
-                if maker.map_or(is_first, |pid| pid == task.node.pid) {
-                    kind.in_task(payload, fd, script)?;
-                }
+            let maker = description.task();
+            if maker.map_or(is_first, |pid| pid == task.node.pid) {
+                description.in_task(fd, script);
             }
             let attributes = self.saved.attributes.get(&id).filter(|_| is_first);
             if let Some(payload) = attributes {
-                let is_late = fd::late::is_late(self.saved.descriptions[id as usize])?;
-                fd::attributes::in_task(payload, fd, is_late, script)?;
+                fd::attributes::in_task(payload, fd, description.is_late(), script)?;
             }
         }
         if let Some(payload) = self.saved.tasks[index].locks {

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd as _;
 
-use resources::fd::{kind_of, perf_event, tags};
+use resources::fd::perf_event::{self, PerfEvent};
 
 use crate::Result;
 use crate::records::Saved;
@@ -14,23 +14,22 @@ use crate::records::Saved;
 /// [`resources::Error::Kernel`].
 pub(super) fn begin(saved: &Saved<'_>) -> Result<()> {
     let mut firsts = Vec::new();
-    for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
-        if *tag != tags::PERF_EVENT {
+    for (id, description) in (0u32..).zip(&saved.descriptions) {
+        let Some(record) = description.record::<PerfEvent>() else {
             continue;
-        }
+        };
         let Some((pid, fd)) = saved.holder(id) else {
             continue;
         };
         let event = crate::collect::fetch(pid, fd)?;
-        let kind = kind_of(*tag).expect("there is this one");
         // A group counts when its first event does: all of it at once.
-        match kind.needs(payload)? {
-            Some(_) => perf_event::begin(payload, event.as_fd())?,
-            None => firsts.push((payload, event)),
+        match description.needs() {
+            Some(_) => perf_event::begin(record, event.as_fd())?,
+            None => firsts.push((record, event)),
         }
     }
-    for (payload, event) in firsts {
-        perf_event::begin(payload, event.as_fd())?;
+    for (record, event) in firsts {
+        perf_event::begin(record, event.as_fd())?;
     }
     Ok(())
 }

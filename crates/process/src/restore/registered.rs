@@ -11,7 +11,7 @@ use abi::Span;
 use abi::spans::{Spans, subtract};
 use memory::{States, states};
 use resources::fd::io_uring::Callers;
-use resources::fd::{tags, userfaultfd};
+use resources::fd::userfaultfd::Userfaultfd;
 use resources::map::memory::Mapping;
 use resources::map::registered::{MINOR, MISSING, PROTECTION, Registration};
 use rustix::fs::FallocateFlags;
@@ -36,8 +36,8 @@ pub(super) fn check(saved: &Saved<'_>) -> Result<()> {
     for task in &saved.tasks {
         for one in &task.registered {
             let description = saved.descriptions.get(one.description as usize);
-            let process = description.map_or(Ok(None), |one| userfaultfd::process(*one))?;
-            if process != Some(task.node.pid) {
+            let record = description.and_then(|one| one.record::<Userfaultfd>());
+            if record.is_none_or(|record| record.pid != task.node.pid) {
                 let what = format!("{} is registered with no userfaultfd of it", one.span());
                 let corrupt = resources::Error::corrupt("registered memory", what);
                 return Err(corrupt.into());
@@ -49,14 +49,15 @@ pub(super) fn check(saved: &Saved<'_>) -> Result<()> {
 
 /// Opens the conversations of all userfaultfds and registers all memory.
 pub(super) fn register(saved: &Saved<'_>, pool: &Pool, threads: &mut Threads<'_>) -> Result<()> {
-    let all = (0u32..).zip(&saved.descriptions);
-    for (id, (_, payload)) in all.filter(|(_, (tag, _))| *tag == tags::USERFAULTFD) {
+    for (id, description) in (0u32..).zip(&saved.descriptions) {
+        let Some(record) = description.record::<Userfaultfd>() else {
+            continue;
+        };
         let Some((pid, fd)) = saved.holder(id) else {
             continue;
         };
         let uffd = Uffd::from(crate::collect::fetch(pid, fd)?);
-        let features = userfaultfd::features(payload)?;
-        if let Some(features) = features {
+        if let Some(features) = record.features {
             let opened = uffd.api(Features::from_bits_retain(features));
             opened.map_err(|error| {
                 let features = format!("features {features:#x}");

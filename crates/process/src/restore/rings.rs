@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use abi::spans::{Spans, subtract};
 use abi::{Addr, PAGE_BYTES, Span};
-use resources::fd::io_uring::{self, Callers, Work};
-use resources::fd::{DescriptionId, tags};
+use resources::fd::DescriptionId;
+use resources::fd::io_uring::{self, Callers, IoUring, Work};
 use resources::map::memory::{Mapping, Special};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use sys::proc::Limit;
@@ -36,9 +36,10 @@ impl Threads<'_> {
     /// have for them. `own` gives the descriptor of a description here.
     pub fn start<'b>(&mut self, own: impl Fn(usize) -> BorrowedFd<'b>) -> Result<()> {
         let saved = self.saved;
-        let all = (0u32..).zip(&saved.descriptions);
-        for (id, (_, payload)) in all.filter(|(_, (tag, _))| *tag == tags::IO_URING) {
-            io_uring::start(payload, (DescriptionId(id), own(id as usize)), self)?;
+        for (id, description) in (0u32..).zip(&saved.descriptions) {
+            if let Some(ring) = description.record::<IoUring>() {
+                io_uring::start(ring, (DescriptionId(id), own(id as usize)), self)?;
+            }
         }
         Ok(())
     }

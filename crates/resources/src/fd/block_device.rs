@@ -15,7 +15,7 @@ use rustix::fs::{FileType, OFlags, SeekFrom};
 
 use super::place::Place;
 use super::regular::inherited;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
 
@@ -24,7 +24,7 @@ pub struct BlockDevice;
 
 /// A description of a block device.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Where its node is.
     #[prost(message, required, tag = "1")]
     place: Place,
@@ -62,67 +62,61 @@ fn is_exclusive(own: BorrowedFd<'_>) -> bool {
 }
 
 impl Kind for BlockDevice {
-    fn tag(&self) -> u16 {
-        tags::BLOCK_DEVICE
-    }
+    type Record = Record;
+    const TAG: u16 = tags::BLOCK_DEVICE;
+    const NAME: &'static str = "block device";
 
-    fn name(&self) -> &'static str {
-        "block device"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.is_file(FileType::BlockDevice)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let place = Place::dump(open, cx)?;
         // Of a description of its own: the target's offset is not to move.
         let failed = |error| Error::kernel(format!("ask {} for its size", open.place()), error);
         let again = status::reopen(open.own()?, OFlags::RDONLY)?;
-        let payload = Payload {
+        Ok(Record {
             place,
             flags: open.info.flags,
             pos: open.info.pos,
             device: open.stat.st_rdev,
             size_bytes: size_bytes(again.as_fd(), 0).map_err(failed)?,
             exclusive: is_exclusive(open.own()?),
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let alone = if payload.exclusive { " exclusive" } else { "" };
-        let (place, pos) = (payload.place.describe(), payload.pos);
-        Ok(format!("{place} pos={pos}{alone}"))
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        record.place.check(Self::NAME, FileType::BlockDevice)
     }
 
-    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(Some(payload.place.describe()))
+    fn describe(record: &Record) -> String {
+        let alone = if record.exclusive { " exclusive" } else { "" };
+        let (place, pos) = (record.place.describe(), record.pos);
+        format!("{place} pos={pos}{alone}")
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let mut flags = status::checked(self.name(), payload.flags)?;
-        if payload.place.kind() != FileType::BlockDevice {
-            return Err(Error::corrupt(self.name(), "is no block device"));
-        }
-        flags.set(OFlags::EXCL, payload.exclusive);
-        let place = payload.place.describe();
+    fn path(record: &Record) -> Option<String> {
+        Some(record.place.describe())
+    }
+
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let mut flags = status::opening(record.flags);
+        flags.set(OFlags::EXCL, record.exclusive);
+        let place = record.place.describe();
         let failed = |error| Error::kernel(format!("look at {place}"), error);
-        let inherited = inherited(&payload.place, cx);
-        let file = payload.place.open(flags, None, cx)?;
+        let inherited = inherited(&record.place, cx);
+        let file = record.place.open(flags, None, cx)?;
         if inherited {
             return Ok(file);
         }
-        if rustix::fs::fstat(&file).map_err(failed)?.st_rdev != payload.device {
+        if rustix::fs::fstat(&file).map_err(failed)?.st_rdev != record.device {
             let what = format!("{place}: is another device");
             return Err(Error::Mismatch { what });
         }
-        let bytes = size_bytes(file.as_fd(), payload.pos).map_err(failed)?;
-        if bytes != payload.size_bytes {
-            let before = payload.size_bytes;
+        let bytes = size_bytes(file.as_fd(), record.pos).map_err(failed)?;
+        if bytes != record.size_bytes {
+            let before = record.size_bytes;
             let what = format!("{place}: has {bytes} bytes, and had {before} at the dump");
             return Err(Error::Mismatch { what });
         }

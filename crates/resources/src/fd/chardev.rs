@@ -14,7 +14,7 @@ use prost::Message;
 use rustix::fs::{FileType, OFlags};
 
 use super::place::Place;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
 use crate::{Error, Result};
 
 /// See the file.
@@ -22,7 +22,7 @@ pub struct Chardev;
 
 /// A device node.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Where the node is.
     #[prost(message, required, tag = "1")]
     place: Place,
@@ -52,55 +52,49 @@ fn device(rdev: u64) -> Option<(u32, &'static str)> {
 }
 
 impl Kind for Chardev {
-    fn tag(&self) -> u16 {
-        tags::CHARDEV
-    }
+    type Record = Record;
+    const TAG: u16 = tags::CHARDEV;
+    const NAME: &'static str = "chardev";
 
-    fn name(&self) -> &'static str {
-        "chardev"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.is_file(FileType::CharacterDevice) && device(open.stat.st_rdev).is_some()
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let minor = rustix::fs::minor(open.stat.st_rdev);
         let mode = open.info.oflags() & OFlags::RWMODE;
         if minor == KMSG && mode != OFlags::WRONLY {
             return Err(open.unsupported("it reads the kernel's log", None));
         }
-        let payload = Payload {
+        Ok(Record {
             place: Place::dump(open, cx)?,
             flags: open.info.flags,
             minor,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(payload.place.describe())
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        record.place.check(Self::NAME, FileType::CharacterDevice)
     }
 
-    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(Some(payload.place.describe()))
+    fn describe(record: &Record) -> String {
+        record.place.describe()
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        if payload.place.kind() != FileType::CharacterDevice {
-            return Err(Error::corrupt(self.name(), "is not a character device"));
-        }
-        let file = payload.place.open(flags, None, cx)?;
+    fn path(record: &Record) -> Option<String> {
+        Some(record.place.describe())
+    }
+
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let file = record.place.open(flags, None, cx)?;
         let stat = rustix::fs::fstat(&file)
-            .map_err(|error| Error::kernel(format!("stat {}", payload.place.describe()), error))?;
+            .map_err(|error| Error::kernel(format!("stat {}", record.place.describe()), error))?;
         match device(stat.st_rdev) {
-            Some((minor, _)) if minor == payload.minor => Ok(file),
+            Some((minor, _)) if minor == record.minor => Ok(file),
             _ => Err(Error::Mismatch {
-                what: format!("{}: is another device", payload.place.describe()),
+                what: format!("{}: is another device", record.place.describe()),
             }),
         }
     }

@@ -11,7 +11,7 @@ use rustix::fs::FileType;
 
 use super::place::Place;
 use super::regular;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, tags};
 use crate::{Error, Result};
 
 /// See the file.
@@ -19,7 +19,7 @@ pub struct Directory;
 
 /// A directory.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Where it is.
     #[prost(message, required, tag = "1")]
     place: Place,
@@ -32,51 +32,47 @@ struct Payload {
 }
 
 impl Kind for Directory {
-    fn tag(&self) -> u16 {
-        tags::DIRECTORY
-    }
+    type Record = Record;
+    const TAG: u16 = tags::DIRECTORY;
+    const NAME: &'static str = "directory";
 
-    fn name(&self) -> &'static str {
-        "directory"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.is_file(FileType::Directory)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         if has_owner(open)? {
             return Err(open.unsupported("it may signal its changes (F_NOTIFY)", None));
         }
         let place = Place::dump(open, cx)?.carry(open, cx)?;
-        let payload = Payload {
+        Ok(Record {
             place,
             flags: open.info.flags,
             pos: open.info.pos,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let (place, pos) = (payload.place.describe(), payload.pos);
-        Ok(format!("{place} pos={pos}"))
+    fn check(record: &Record) -> Result<()> {
+        let how = (record.flags, FileType::Directory);
+        regular::check(Self::NAME, &record.place, how)
     }
 
-    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(Some(payload.place.describe()))
+    fn describe(record: &Record) -> String {
+        let (place, pos) = (record.place.describe(), record.pos);
+        format!("{place} pos={pos}")
     }
 
-    fn prepare(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<()> {
-        let payload: Payload = decode(self, payload)?;
-        payload.place.prepare(cx)
+    fn path(record: &Record) -> Option<String> {
+        Some(record.place.describe())
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let at = (payload.flags, payload.pos);
-        regular::reopen(self, &payload.place, at, None, cx)
+    fn prepare(record: &Record, cx: &mut dyn RestoreContext) -> Result<()> {
+        record.place.prepare(cx)
+    }
+
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let at = (record.flags, record.pos);
+        regular::reopen(&record.place, at, None, cx)
     }
 }
 

@@ -22,7 +22,7 @@ use prost::Message;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use syscalls::Sysno;
 
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, decode, late, status, tags};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, late, status, tags};
 use crate::ledger::fdinfo::EPOLL_EVENTS;
 use crate::script::{DataAt, Script};
 use crate::{Error, Result};
@@ -32,7 +32,7 @@ pub struct Epoll;
 
 /// An interest list.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// What is watched.
     #[prost(message, repeated, tag = "1")]
     watches: Vec<Watch>,
@@ -70,11 +70,15 @@ impl Polling {
         Some(polling).filter(|polling| *polling != Self::default())
     }
 
+    /// The same as the kernel has them; `None` for numbers that are too large.
+    fn params(self) -> Option<sys::epoll::Params> {
+        let budget = u16::try_from(self.budget).ok()?;
+        let prefer = u8::try_from(self.prefer).ok()?;
+        Some(sys::epoll::Params::new(self.busy_poll_us, budget, prefer))
+    }
+
     fn set(self, epoll: BorrowedFd<'_>) -> Result<()> {
-        let wrong = |_| Error::corrupt(Epoll.name(), format!("{self:?}"));
-        let budget = u16::try_from(self.budget).map_err(wrong)?;
-        let prefer = u8::try_from(self.prefer).map_err(wrong)?;
-        let params = sys::epoll::Params::new(self.busy_poll_us, budget, prefer);
+        let params = self.params().expect("checked when decoded");
         sys::epoll::set_params(epoll, params)
             .map_err(|error| Error::kernel("set how an epoll polls the network", error))
     }
@@ -144,24 +148,20 @@ impl Line {
 }
 
 impl Kind for Epoll {
-    fn tag(&self) -> u16 {
-        tags::EPOLL
-    }
+    type Record = Record;
+    const TAG: u16 = tags::EPOLL;
+    const NAME: &'static str = "epoll";
 
-    fn name(&self) -> &'static str {
-        "epoll"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == b"anon_inode:[eventpoll]"
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let mut seen: HashMap<u32, u32> = HashMap::new();
-        let mut payload = Payload {
+        let mut record = Record {
             flags: open.info.flags,
             polling: Polling::of(open.own()?),
-            ..Payload::default()
+            ..Record::default()
         };
         for text in open
             .info
@@ -184,63 +184,62 @@ impl Kind for Epoll {
             let offset = seen.entry(line.fd).or_default();
             let stray = target(open, &line, *offset, cx)?;
             *offset += 1;
-            payload.watches.push(Watch {
+            record.watches.push(Watch {
                 fd: line.fd,
                 events: line.events,
                 data: line.data,
                 stray,
             });
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let watches = payload.watches.iter().map(|watch| {
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        if let Some(polling) = record.polling.filter(|polling| polling.params().is_none()) {
+            return Err(Error::corrupt(Self::NAME, format!("{polling:?}")));
+        }
+        let mut numbers = record.watches.iter().map(|watch| watch.fd);
+        match numbers.find(|fd| i32::try_from(*fd).is_err()) {
+            Some(fd) => Err(Error::corrupt(Self::NAME, format!("fd {fd}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(record: &Record) -> String {
+        let watches = record.watches.iter().map(|watch| {
             let stray = if watch.stray.is_some() { "*" } else { "" };
             format!("{}{stray}:{:#x}", watch.fd, watch.events)
         });
-        Ok(format!(
-            "watches=[{}]",
-            watches.collect::<Vec<_>>().join(" ")
-        ))
+        format!("watches=[{}]", watches.collect::<Vec<_>>().join(" "))
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
+    fn open(record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
         let own = epoll::create(CreateFlags::CLOEXEC)
             .map_err(|error| Error::kernel("make an epoll", error))?;
         if flags.intersects(status::SETTABLE) {
             status::set(&own, flags)?;
         }
-        if let Some(polling) = payload.polling {
+        if let Some(polling) = record.polling {
             polling.set(own.as_fd())?;
         }
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let payload: Payload = decode(self, payload)?;
-        for watch in payload.watches {
+    fn finish(record: &Record, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+        for watch in &record.watches {
             let Some(stray) = watch.stray else { continue };
-            let number = i32::try_from(watch.fd)
-                .map_err(|_| Error::corrupt(self.name(), format!("fd {}", watch.fd)))?;
+            let number = watch.fd.cast_signed();
             let target = cx.description(DescriptionId(stray))?;
-            watch_by(own, target, number, &watch)
+            watch_by(own, target, number, watch)
                 .map_err(|error| Error::kernel(format!("watch fd {number} by an epoll"), error))?;
         }
         Ok(())
     }
 
-    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
-        let payload: Payload = decode(self, payload)?;
-        let watches = payload.watches.iter().filter(|watch| watch.stray.is_none());
+    fn in_task(record: &Record, fd: i32, script: &mut Script) {
+        let watches = record.watches.iter().filter(|watch| watch.stray.is_none());
         let mut events = Vec::new();
         for watch in watches.clone() {
             events.extend(watch.events.to_le_bytes());
@@ -254,7 +253,6 @@ impl Kind for Epoll {
             script.call(Sysno::epoll_ctl, args);
             script.note(format!("epoll {fd}"));
         }
-        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use syscalls::Sysno;
 
 use super::table::Row;
-use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Info, Kind, Open, RestoreContext, status, tags};
 use crate::script::{Answers, Arg, DataAt, Script};
 use crate::{Error, Result};
 
@@ -27,7 +27,7 @@ pub struct Eventfd;
 
 /// An event counter.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// What a read would take.
     #[prost(uint64, tag = "1")]
     count: u64,
@@ -40,19 +40,15 @@ struct Payload {
 }
 
 impl Kind for Eventfd {
-    fn tag(&self) -> u16 {
-        tags::EVENTFD
-    }
+    type Record = Record;
+    const TAG: u16 = tags::EVENTFD;
+    const NAME: &'static str = "eventfd";
 
-    fn name(&self) -> &'static str {
-        "eventfd"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
     }
 
-    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Record> {
         let count = count_of(&open.info);
         let count = count.ok_or_else(|| open.unsupported("its count is not understood", None))?;
         let semaphore = match open.info.field(SEMAPHORE) {
@@ -63,31 +59,32 @@ impl Kind for Eventfd {
                 return Err(open.unsupported(why, None));
             }
         };
-        let payload = Payload {
+        Ok(Record {
             count,
             semaphore,
             flags: open.info.flags,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let semaphore = if payload.semaphore { " semaphore" } else { "" };
-        Ok(format!("count={}{semaphore}", payload.count))
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
+    fn describe(record: &Record) -> String {
+        let semaphore = if record.semaphore { " semaphore" } else { "" };
+        format!("count={}{semaphore}", record.count)
+    }
+
+    fn open(record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
         let mut how = EventfdFlags::CLOEXEC;
-        how.set(EventfdFlags::SEMAPHORE, payload.semaphore);
+        how.set(EventfdFlags::SEMAPHORE, record.semaphore);
         // Whatever else the description had, writing the count must not wait.
         how |= EventfdFlags::NONBLOCK;
         let kernel = |error| Error::kernel("make an eventfd", error);
-        let initial = u32::try_from(payload.count).unwrap_or(u32::MAX);
+        let initial = u32::try_from(record.count).unwrap_or(u32::MAX);
         let own = rustix::event::eventfd(initial, how).map_err(kernel)?;
-        let rest = payload.count - u64::from(initial);
+        let rest = record.count - u64::from(initial);
         if rest > 0 {
             rustix::io::write(&own, &rest.to_ne_bytes()).map_err(kernel)?;
         }
@@ -172,7 +169,7 @@ mod tests {
 
     use rustix::io::Errno;
 
-    use super::super::testing::World;
+    use super::super::testing::{World, decoded};
     use super::*;
 
     fn read(own: &OwnedFd) -> rustix::io::Result<u64> {
@@ -276,7 +273,11 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let error = Eventfd.describe(&[0xff]).expect_err("no message");
-        assert!(error.to_string().starts_with("image record eventfd"));
+        let record = Record {
+            flags: OFlags::CREATE.bits(),
+            ..Record::default()
+        };
+        let error = decoded(&Eventfd, &record).expect_err("no such flags");
+        assert_eq!(error.to_string(), "image record eventfd 0: flags 0o100");
     }
 }

@@ -21,7 +21,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use sys::fanotify;
 
 use super::watched::{Fields, Inode, Mount, device_numbers, link, mount, mounts};
-use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags, unread};
+use super::{DumpContext, Info, Kind, Open, RestoreContext, status, tags, unread};
 use crate::ledger::fdinfo;
 use crate::{Allow, Error, Result};
 
@@ -30,7 +30,7 @@ pub struct Fanotify;
 
 /// A group without unread events.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Access mode and status flags.
     #[prost(uint32, tag = "1")]
     flags: u32,
@@ -169,8 +169,8 @@ fn waiting(own: BorrowedFd<'_>) -> Result<u64> {
         .map_err(|error| Error::kernel("ask a fanotify group for its events", error))
 }
 
-/// The group's payload.
-fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Payload> {
+/// The group's record.
+fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
     let unknown = || open.unsupported("it has marks that are not understood", None);
     let mut lines = lines(&open.info);
     let (init, event_flags) = lines.next().and_then(group).ok_or_else(unknown)?;
@@ -216,19 +216,19 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Payload> {
         };
         mark.nonsense().map_or(Ok(mark), |_| Err(unknown()))
     };
-    let payload = Payload {
+    let record = Record {
         flags: open.info.flags,
         init,
         event_flags,
         marks: shown.into_iter().map(mark).collect::<Result<_>>()?,
     };
     // The kernel lists them latest first.
-    let marks = payload.marks.iter().rev().cloned().collect();
-    let payload = Payload { marks, ..payload };
-    payload.nonsense().map_or(Ok(payload), |_| Err(unknown()))
+    let marks = record.marks.iter().rev().cloned().collect();
+    let record = Record { marks, ..record };
+    record.nonsense().map_or(Ok(record), |_| Err(unknown()))
 }
 
-impl Payload {
+impl Record {
     /// What is wrong with it, if something is.
     fn nonsense(&self) -> Option<&'static str> {
         if self.init & !INIT_KNOWN != 0 || self.init & ASKED != 0 {
@@ -276,34 +276,29 @@ impl Mark {
     }
 }
 
-fn checked(payload: &[u8]) -> Result<Payload> {
-    let payload: Payload = decode(&Fanotify, payload)?;
-    match payload.nonsense() {
-        Some(what) => Err(Error::corrupt("fanotify", what)),
-        None => Ok(payload),
-    }
-}
-
 impl Kind for Fanotify {
-    fn tag(&self) -> u16 {
-        tags::FANOTIFY
-    }
+    type Record = Record;
+    const TAG: u16 = tags::FANOTIFY;
+    const NAME: &'static str = "fanotify";
 
-    fn name(&self) -> &'static str {
-        "fanotify"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload = checked(payload)?;
-        let marks = payload.marks.iter().map(|mark| {
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        match record.nonsense() {
+            Some(what) => Err(Error::corrupt(Self::NAME, what)),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(record: &Record) -> String {
+        let marks = record.marks.iter().map(|mark| {
             let on = match mark.on {
                 MOUNT => "mount:",
                 FILE_SYSTEM => "fs:",
@@ -312,30 +307,23 @@ impl Kind for Fanotify {
             format!("{on}{}", String::from_utf8_lossy(&mark.path))
         });
         let marks = marks.collect::<Vec<_>>().join(" ");
-        Ok(format!("flags={:#x} marks=[{marks}]", payload.init))
+        format!("flags={:#x} marks=[{marks}]", record.init)
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = checked(payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let own = fanotify::init(payload.init, payload.event_flags)
+    fn open(record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let own = fanotify::init(record.init, record.event_flags)
             .map_err(|error| Error::kernel("make a fanotify group", error))?;
         status::set(&own, flags)?;
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let payload = checked(payload)?;
-        payload.marks.iter().try_for_each(|mark| mark.add(own))
+    fn finish(record: &Record, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
+        record.marks.iter().try_for_each(|mark| mark.add(own))
     }
 
     /// What was opened and made since for the tree itself is none of its events.
-    fn resume(&self, _payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn resume(_record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         fanotify::forget_events(own).map_err(|error| Error::kernel("empty a fanotify group", error))
     }
 }
@@ -458,11 +446,11 @@ mod tests {
             mask: 1,
             ..Mark::default()
         };
-        let payload = |mark: &Mark| Payload {
+        let record = |mark: &Mark| Record {
             marks: vec![mark.clone()],
-            ..Payload::default()
+            ..Record::default()
         };
-        assert!(checked(&payload(&mark).encode_to_vec()).is_ok());
+        assert!(Fanotify::check(&record(&mark)).is_ok());
         let marks = [
             Mark {
                 on: 1,
@@ -490,27 +478,24 @@ mod tests {
             },
         ];
         for mark in marks {
-            assert!(
-                checked(&payload(&mark).encode_to_vec()).is_err(),
-                "{mark:?}"
-            );
+            assert!(Fanotify::check(&record(&mark)).is_err(), "{mark:?}");
         }
-        let sound = payload(&mark);
-        for payload in [
-            Payload {
+        let sound = record(&mark);
+        for record in [
+            Record {
                 init: 4,
                 ..sound.clone()
             },
-            Payload {
+            Record {
                 init: 1 << 31,
                 ..sound.clone()
             },
-            Payload {
+            Record {
                 event_flags: 1 << 31,
                 ..sound
             },
         ] {
-            assert!(checked(&payload.encode_to_vec()).is_err(), "{payload:?}");
+            assert!(Fanotify::check(&record).is_err(), "{record:?}");
         }
     }
 }

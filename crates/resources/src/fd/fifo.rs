@@ -16,15 +16,15 @@ use super::ghost::first_of_inode;
 use super::pipe::{Origin, refuse_end};
 use super::place::Place;
 use super::queue::Queue;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
-use crate::{Allow, Error, Result};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
+use crate::{Allow, Result};
 
 /// See the file.
 pub struct Fifo;
 
 /// One end of a FIFO, or both.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Where it is.
     #[prost(message, required, tag = "1")]
     place: Place,
@@ -40,34 +40,30 @@ struct Payload {
 }
 
 impl Kind for Fifo {
-    fn tag(&self) -> u16 {
-        tags::FIFO
-    }
+    type Record = Record;
+    const TAG: u16 = tags::FIFO;
+    const NAME: &'static str = "fifo";
 
-    fn name(&self) -> &'static str {
-        "fifo"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.is_file(FileType::Fifo)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let first = first_of_inode(open, cx);
-        let mut payload = Payload {
+        let mut record = Record {
             place: Place::dump(open, cx)?,
             flags: open.info.flags,
             first,
             queue: None,
         };
         if first == open.id.0 {
-            payload.queue = Some(Queue::dump(open, cx)?);
+            record.queue = Some(Queue::dump(open, cx)?);
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
     /// One with a path is found there by both ends.
-    fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+    fn check_among(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
         if !open.link.ends_with(b" (deleted)") {
             return Ok(());
         }
@@ -77,30 +73,30 @@ impl Kind for Fifo {
         }
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let queue = payload.queue.as_ref().map_or_else(String::new, |queue| {
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        record.place.check(Self::NAME, FileType::Fifo)
+    }
+
+    fn describe(record: &Record) -> String {
+        let queue = record.queue.as_ref().map_or_else(String::new, |queue| {
             let queue = queue.describe();
             format!(" {queue}")
         });
-        Ok(format!("{}{queue}", payload.place.describe()))
+        format!("{}{queue}", record.place.describe())
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        if payload.place.kind() != FileType::Fifo {
-            return Err(Error::corrupt(self.name(), "is not a FIFO"));
-        }
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
         // Both ends at once: opening one would wait for the other, and data in flight would go
         // with the last reader.
         let both = OFlags::RDWR | OFlags::NONBLOCK;
-        let fresh = payload.place.open(both, None, cx)?;
-        let holder = match cx.shared().entry((tags::FIFO, u64::from(payload.first))) {
+        let fresh = record.place.open(both, None, cx)?;
+        let holder = match cx.shared().entry((tags::FIFO, u64::from(record.first))) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(vacant) => {
-                if let Some(queue) = &payload.queue {
-                    queue.restore_unless_kept(fresh.as_fd(), &payload.place.describe())?;
+                if let Some(queue) = &record.queue {
+                    queue.restore_unless_kept(fresh.as_fd(), &record.place.describe())?;
                 }
                 vacant.insert(vec![fresh])
             }

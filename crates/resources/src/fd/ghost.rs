@@ -198,15 +198,12 @@ impl Ghost {
     /// Makes the file, without a name but with the old one in the kernel's memory where possible.
     fn create(&self, place: &Place, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let path = Path::new(OsStr::from_bytes(&place.path));
-        if !path.is_absolute() || path.file_name().is_none() {
-            return Err(Error::corrupt("deleted file", format!("path {path:?}")));
-        }
         let doing = |what: &str| format!("{what} deleted file {} again", path.display());
         let kernel = |what: &str| {
             let doing = doing(what);
             move |error: Errno| Error::kernel(doing, error)
         };
-        let mut file = self.make(place.kind(), path)?.map_err(kernel("make"))?;
+        let mut file = self.make(place.kind(), path).map_err(kernel("make"))?;
         // Nothing but what holds no right to write may stay open: a program may be started from it.
         let holder = status::reopen(file.as_fd(), OFlags::PATH)?;
         if self.made_with != 0 {
@@ -250,12 +247,6 @@ impl Ghost {
             cx.load(space, file.as_fd())?;
             return rustix::fs::ftruncate(file, self.size_bytes).map_err(kernel);
         }
-        if self.inline.len() as u64 > self.size_bytes {
-            return Err(Error::corrupt(
-                "deleted file",
-                "more contents than its size",
-            ));
-        }
         let written = rustix::io::pwrite(file, &self.inline, 0).map_err(kernel)?;
         if written == self.inline.len() {
             Ok(())
@@ -265,16 +256,16 @@ impl Ghost {
     }
 
     /// The new inode, open for writing if it is a regular file, already without a name.
-    fn make(&self, kind: FileType, path: &Path) -> Result<rustix::io::Result<OwnedFd>> {
+    fn make(&self, kind: FileType, path: &Path) -> rustix::io::Result<OwnedFd> {
         if !self.nameless || kind != FileType::RegularFile {
-            return Ok(self.make_apart(kind, path));
+            return self.make_apart(kind, path);
         }
         let flags = match self.made_with {
             0 => OFlags::RDWR | OFlags::CLOEXEC,
-            flags => status::checked("deleted file", flags)?,
+            flags => status::opening(flags),
         };
         let folder = folder_above(path);
-        Ok(rustix::fs::open(folder, flags | OFlags::TMPFILE, PRIVATE))
+        rustix::fs::open(folder, flags | OFlags::TMPFILE, PRIVATE)
     }
 
     /// Makes the inode in a process of its own, which takes its name away whoever is killed.

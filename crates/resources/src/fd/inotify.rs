@@ -20,7 +20,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags};
 
 use super::watched::{Fields, Inode, link};
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags, unread};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags, unread};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -28,7 +28,7 @@ pub struct Inotify;
 
 /// An inotify instance without unread events.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Access mode and status flags.
     #[prost(uint32, tag = "1")]
     flags: u32,
@@ -87,8 +87,8 @@ fn waiting(own: BorrowedFd<'_>) -> Result<u64> {
         .map_err(|error| Error::kernel("ask an inotify instance for its events", error))
 }
 
-/// The instance's payload.
-fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Payload> {
+/// The instance's record.
+fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
     // Of others that was seen when the tree was stopped.
     if open.in_flight {
         unread::check_open(open, cx.allow(), "events", waiting(open.own()?)?)?;
@@ -113,26 +113,12 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Payload> {
         })
     };
     let watches = shown.into_iter().map(watch).collect::<Result<_>>();
-    let mut payload = Payload {
+    let mut record = Record {
         flags: open.info.flags,
         watches: watches?,
     };
-    payload.watches.sort_by_key(|watch| watch.number);
-    Ok(payload)
-}
-
-fn checked(payload: &[u8]) -> Result<Payload> {
-    let payload: Payload = decode(&Inotify, payload)?;
-    let mut last = 0;
-    for watch in &payload.watches {
-        let asked = watch.mask & !ASKED.bits() == 0 && watch.mask != 0;
-        let path = watch.path.starts_with(b"/") && !watch.path.contains(&0);
-        if watch.number <= last || !asked || !path {
-            return Err(Error::corrupt("inotify", "a watch that makes no sense"));
-        }
-        last = watch.number;
-    }
-    Ok(payload)
+    record.watches.sort_by_key(|watch| watch.number);
+    Ok(record)
 }
 
 /// Watches a file again.
@@ -157,37 +143,42 @@ fn add(own: BorrowedFd<'_>, watch: &Watch) -> Result<()> {
 }
 
 impl Kind for Inotify {
-    fn tag(&self) -> u16 {
-        tags::INOTIFY
-    }
+    type Record = Record;
+    const TAG: u16 = tags::INOTIFY;
+    const NAME: &'static str = "inotify";
 
-    fn name(&self) -> &'static str {
-        "inotify"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload = checked(payload)?;
-        let watches = payload.watches.iter().map(|watch| {
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        let mut last = 0;
+        for watch in &record.watches {
+            let asked = watch.mask & !ASKED.bits() == 0 && watch.mask != 0;
+            let path = watch.path.starts_with(b"/") && !watch.path.contains(&0);
+            if watch.number <= last || !asked || !path {
+                return Err(Error::corrupt(Self::NAME, "a watch that makes no sense"));
+            }
+            last = watch.number;
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Record) -> String {
+        let watches = record.watches.iter().map(|watch| {
             let path = String::from_utf8_lossy(&watch.path);
             format!("{}:{path}", watch.number)
         });
-        Ok(format!(
-            "watches=[{}]",
-            watches.collect::<Vec<_>>().join(" ")
-        ))
+        format!("watches=[{}]", watches.collect::<Vec<_>>().join(" "))
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = checked(payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
+    fn open(record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
         let mut how = CreateFlags::CLOEXEC;
         how.set(CreateFlags::NONBLOCK, flags.contains(OFlags::NONBLOCK));
         let own =
@@ -196,26 +187,19 @@ impl Kind for Inotify {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let payload = checked(payload)?;
-        payload.watches.iter().try_for_each(|watch| add(own, watch))
+    fn finish(record: &Record, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
+        record.watches.iter().try_for_each(|watch| add(own, watch))
     }
 
     /// What was opened and made since for the tree itself is none of its events.
-    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
-        let payload = checked(payload)?;
+    fn resume(record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let failed = |error| Error::kernel("empty an inotify instance", error);
         while let bytes @ 1.. = waiting(own)? {
             let mut events = vec![0; usize::try_from(bytes).unwrap_or(1 << 16)];
             rustix::io::read(own, &mut events[..]).map_err(failed)?;
         }
         let once = |watch: &&Watch| watch.mask & WatchFlags::ONESHOT.bits() != 0;
-        let mut watches = payload.watches.iter().filter(once);
+        let mut watches = record.watches.iter().filter(once);
         watches.try_for_each(|watch| add(own, watch))
     }
 }

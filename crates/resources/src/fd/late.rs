@@ -17,7 +17,7 @@ use super::perf_event::PerfEvent;
 use super::pidfd::Pidfd;
 use super::process_file::ProcessFile;
 use super::userfaultfd::Userfaultfd;
-use super::{Kind, Open, Payload, kind_of};
+use super::{ErasedKind, Open};
 use crate::{Error, Result};
 
 /// Refuses what no task has a descriptor of: nobody could open it.
@@ -34,7 +34,7 @@ pub(super) fn check(open: &Open<'_>) -> Result<()> {
 
 /// Whether it is of a kind that may be one.
 pub(super) fn refers_to_task(open: &Open<'_>) -> bool {
-    let kinds: [&dyn Kind; 4] = [&Pidfd, &ProcessFile, &Userfaultfd, &PerfEvent];
+    let kinds: [&dyn ErasedKind; 4] = [&Pidfd, &ProcessFile, &Userfaultfd, &PerfEvent];
     kinds.iter().any(|kind| kind.claims(open))
 }
 
@@ -42,12 +42,4 @@ pub(super) fn refers_to_task(open: &Open<'_>) -> bool {
 pub(super) fn placeholder() -> Result<OwnedFd> {
     let made = eventfd(0, EventfdFlags::CLOEXEC);
     made.map_err(|error| Error::kernel("make an eventfd as a placeholder", error))
-}
-
-/// Whether a description of the image is such a one.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn is_late((tag, payload): Payload<'_>) -> Result<bool> {
-    kind_of(tag).map_or(Ok(false), |kind| kind.is_late(payload))
 }

@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, U
 use rustix::io::Errno;
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -20,7 +20,7 @@ pub struct Memfd;
 
 /// A file in memory.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The first description (by id) of this file; those with the same number share it.
     #[prost(uint32, tag = "1")]
     first: u32,
@@ -89,27 +89,23 @@ pub(super) fn huge_page_bytes(open: &Open<'_>) -> Option<u64> {
 }
 
 impl Kind for Memfd {
-    fn tag(&self) -> u16 {
-        tags::MEMFD
-    }
+    type Record = Record;
+    const TAG: u16 = tags::MEMFD;
+    const NAME: &'static str = "memfd";
 
-    fn name(&self) -> &'static str {
-        "memfd"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         name(&open.link).is_some()
             && open.stat.st_nlink == 0
             && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
             && (Some(open.stat.st_dev) == device() || huge_page_bytes(open).is_some())
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let name = name(&open.link).ok_or_else(|| open.unsupported("", None))?;
         let own = open.own()?;
         let seals = rustix::fs::fcntl_get_seals(own)
             .map_err(|error| Error::kernel(format!("get the seals of {}", open.place()), error))?;
-        let mut payload = Payload {
+        let mut record = Record {
             first: first_of_inode(open, cx),
             flags: open.info.flags,
             pos: open.info.pos,
@@ -124,52 +120,51 @@ impl Kind for Memfd {
             seals_last: false,
             made: is_made(open, cx),
         };
-        if payload.first == open.id.0 && payload.size_bytes > 0 {
+        if record.first == open.id.0 && record.size_bytes > 0 {
             let file = status::reopen(own, OFlags::RDONLY)?;
-            payload.space = Some(cx.store(file, payload.size_bytes)?);
+            record.space = Some(cx.store(file, record.size_bytes)?);
         }
         let inode = (open.stat.st_dev, open.stat.st_ino);
         let same = cx.all().iter();
         let same = same.filter(|other| (other.stat.st_dev, other.stat.st_ino) == inode);
         // One that may add seals, if there is any.
         let sealer = same.min_by_key(|other| !writes(other));
-        payload.seals_last = sealer.is_none_or(|other| other.id == open.id);
-        Ok(payload.encode_to_vec())
+        record.seals_last = sealer.is_none_or(|other| other.id == open.id);
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let name = String::from_utf8_lossy(&payload.name).into_owned();
-        let seals = SealFlags::from_bits_retain(payload.seals);
-        Ok(format!(
-            "{name} size={} seals={seals:?}",
-            payload.size_bytes
-        ))
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        check_page_bytes(Self::NAME, record.huge_page_bytes)
     }
 
-    fn memory(&self, payload: &[u8]) -> Result<Option<SharedMemory>> {
-        let payload: Payload = decode(self, payload)?;
+    fn describe(record: &Record) -> String {
+        let name = String::from_utf8_lossy(&record.name).into_owned();
+        let seals = SealFlags::from_bits_retain(record.seals);
+        format!("{name} size={} seals={seals:?}", record.size_bytes)
+    }
+
+    fn memory(record: &Record) -> Result<Option<SharedMemory>> {
         Ok(Some(SharedMemory {
-            tag: self.tag(),
-            first: payload.first,
-            bytes: payload.size_bytes,
-            huge_page_bytes: checked_page_bytes(payload.huge_page_bytes)?,
-            space: payload.space,
+            tag: Self::TAG,
+            first: record.first,
+            bytes: record.size_bytes,
+            huge_page_bytes: recorded_page_bytes(record.huge_page_bytes),
+            space: record.space,
             takes_all: false,
             is_there: false,
         }))
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let key = (tags::MEMFD, u64::from(payload.first));
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let key = (tags::MEMFD, u64::from(record.first));
         if !cx.shared().contains_key(&key) {
-            let made = payload.create(cx)?;
+            let made = record.create(cx)?;
             cx.shared().insert(key, vec![made]);
         }
         let holder = cx.shared()[&key][0].as_fd();
-        let own = if payload.made {
+        let own = if record.made {
             let own = status::dup(holder)?;
             // A mapping of it says nothing of these.
             if flags.intersects(status::SETTABLE) {
@@ -179,18 +174,12 @@ impl Kind for Memfd {
         } else {
             status::reopen(holder, flags)?
         };
-        payload.seek(&own)?;
+        record.seek(&own)?;
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        _own: BorrowedFd<'_>,
-        cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let payload: Payload = decode(self, payload)?;
-        let seals = SealFlags::from_bits_retain(payload.seals);
+    fn finish(record: &Record, _own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+        let seals = SealFlags::from_bits_retain(record.seals);
         let now = if seals.contains(LATE) && !seals.contains(SealFlags::WRITE) {
             // F_SEAL_SEAL would keep the late one out.
             seals.difference(LATE | SealFlags::SEAL)
@@ -198,31 +187,30 @@ impl Kind for Memfd {
             seals
         };
         // All descriptions of the file say the same; sealing is done when the first one comes.
-        let holder = cx.shared().remove(&(tags::MEMFD, u64::from(payload.first)));
+        let holder = cx.shared().remove(&(tags::MEMFD, u64::from(record.first)));
         if let Some(holder) = holder.filter(|_| !now.is_empty()) {
             rustix::fs::fcntl_add_seals(&holder[0], now)
-                .map_err(|error| Error::kernel(payload.doing("seal"), error))?;
+                .map_err(|error| Error::kernel(record.doing("seal"), error))?;
         }
         Ok(())
     }
 
     /// Adds the late seals when all tasks have their mappings, whoever has the file: a task, a
     /// mapping alone, or a message in flight.
-    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
-        let payload: Payload = decode(self, payload)?;
-        let seals = SealFlags::from_bits_retain(payload.seals);
-        if !payload.seals_last || !seals.contains(LATE) || seals.contains(SealFlags::WRITE) {
+    fn resume(record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+        let seals = SealFlags::from_bits_retain(record.seals);
+        if !record.seals_last || !seals.contains(LATE) || seals.contains(SealFlags::WRITE) {
             return Ok(());
         }
         let known = rustix::fs::fcntl_get_seals(own)
-            .map_err(|error| Error::kernel(payload.doing("get the seals of"), error))?;
+            .map_err(|error| Error::kernel(record.doing("get the seals of"), error))?;
         if known.contains(seals) {
             return Ok(());
         }
-        let flags = OFlags::from_bits_retain(payload.flags);
+        let flags = OFlags::from_bits_retain(record.flags);
         let add = |file: BorrowedFd<'_>| {
             rustix::fs::fcntl_add_seals(file, seals)
-                .map_err(|error| Error::kernel(payload.doing("seal"), error))
+                .map_err(|error| Error::kernel(record.doing("seal"), error))
         };
         if flags & OFlags::RWMODE == OFlags::RDONLY {
             return add(status::reopen(own, OFlags::RDWR)?.as_fd());
@@ -255,7 +243,7 @@ fn writes(open: &Open<'_>) -> bool {
     open.info.oflags() & OFlags::RWMODE != OFlags::RDONLY
 }
 
-impl Payload {
+impl Record {
     fn doing(&self, what: &str) -> String {
         format!("{what} memfd {}", String::from_utf8_lossy(&self.name))
     }
@@ -264,7 +252,7 @@ impl Payload {
     fn create(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let kernel = |error: Errno| Error::kernel(self.doing("make"), error);
         let mut how = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let huge = checked_page_bytes(self.huge_page_bytes)?;
+        let huge = recorded_page_bytes(self.huge_page_bytes);
         if let Some(page_bytes) = huge {
             let size = page_bytes.trailing_zeros() << 26;
             how |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size);
@@ -306,20 +294,25 @@ impl Payload {
     }
 }
 
-/// The size of huge pages that an image tells, if it does.
+/// Refuses a size of huge pages that no kernel has; 0 is none.
 ///
 /// # Errors
 /// [`Error::Corrupt`].
-pub(super) fn checked_page_bytes(page_bytes: u64) -> Result<Option<u64>> {
+pub(super) fn check_page_bytes(record: &str, page_bytes: u64) -> Result<()> {
     const SIZES: std::ops::RangeInclusive<u64> = 1 << 16..=1 << 34;
     match page_bytes {
-        0 => Ok(None),
-        _ if page_bytes.is_power_of_two() && SIZES.contains(&page_bytes) => Ok(Some(page_bytes)),
+        0 => Ok(()),
+        _ if page_bytes.is_power_of_two() && SIZES.contains(&page_bytes) => Ok(()),
         _ => {
             let what = format!("has pages of {page_bytes} bytes");
-            Err(Error::corrupt("memory with huge pages", what))
+            Err(Error::corrupt(record, what))
         }
     }
+}
+
+/// The size of huge pages that a record has, if it has one.
+pub(super) fn recorded_page_bytes(page_bytes: u64) -> Option<u64> {
+    Some(page_bytes).filter(|bytes| *bytes != 0)
 }
 
 /// Fills a file of huge pages. They can only be written by mapping them: by way of a file with

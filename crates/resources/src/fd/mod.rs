@@ -10,6 +10,7 @@ mod build_id;
 pub mod carried;
 pub mod chardev;
 pub mod decider;
+mod description;
 pub mod directory;
 pub mod epoll;
 pub mod eventfd;
@@ -19,6 +20,7 @@ mod ghost;
 mod info;
 pub mod inotify;
 pub mod io_uring;
+mod kinds;
 pub mod late;
 pub mod locks;
 pub mod memfd;
@@ -65,7 +67,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Stat};
 
+pub use description::{Description, ErasedKind};
 pub use info::Info;
+pub use kinds::{KINDS, claim, kind_of};
 
 use watched::Watched;
 
@@ -185,9 +189,6 @@ impl<'a> Open<'a> {
         }
     }
 }
-
-/// A description of an image: its kind's number, and what that says.
-pub type Payload<'a> = (u16, &'a [u8]);
 
 /// Memory that descriptions share, and that a restore makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -311,49 +312,52 @@ pub trait RestoreContext {
 }
 
 /// A kind of open file description. Implementers are unit structs, listed in [`KINDS`].
-pub trait Kind: Sync {
+pub trait Kind: Sync + 'static {
+    /// What an image says of a description (protobuf).
+    type Record: prost::Message + Default + 'static;
     /// The kind's number in images; never reused.
-    fn tag(&self) -> u16;
+    const TAG: u16;
     /// The kind's name, as users see it.
-    fn name(&self) -> &'static str;
+    const NAME: &'static str;
+    /// True if the restorer keeps descriptions of this kind in its own table, however many there
+    /// are: it sets them in motion at the end, or looks through all of them for an address in use.
+    const STAYS: bool = false;
+
     /// Whether `open` is of this kind. Must not change anything and be cheap: link, stat and info
     /// usually say it.
-    fn claims(&self, open: &Open<'_>) -> bool;
-    /// The payload that describes `open` in an image (protobuf).
+    fn claims(open: &Open<'_>) -> bool;
+    /// The record that describes `open` in an image.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when it is in a state that cannot be saved.
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>>;
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Self::Record>;
     /// Refuses what is only seen once all descriptions of the tree are known, those in flight in
     /// sockets among them.
     ///
     /// # Errors
     /// [`Error::Unsupported`].
-    fn check_among(&self, _open: &Open<'_>, _all: &[Open<'_>], _allow: &Allow) -> Result<()> {
+    fn check_among(_open: &Open<'_>, _all: &[Open<'_>], _allow: &Allow) -> Result<()> {
         Ok(())
     }
-    /// True if the restorer keeps descriptions of this kind in its own table, however many there
-    /// are: it sets them in motion at the end, or looks through all of them for an address in use.
-    fn stays(&self) -> bool {
-        false
+    /// Refuses a record that no dump writes. Every other method may rely on it: an image's record
+    /// is checked once, when it is decoded.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn check(_record: &Self::Record) -> Result<()> {
+        Ok(())
     }
     /// One line for people, without the name of the kind: "count=3".
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn describe(&self, payload: &[u8]) -> Result<String>;
+    fn describe(record: &Self::Record) -> String;
     /// The file's path for people, of kinds that have one: how /proc/PID/maps would call it.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn path(&self, _payload: &[u8]) -> Result<Option<String>> {
-        Ok(None)
+    fn path(_record: &Self::Record) -> Option<String> {
+        None
     }
     /// The memory that it is, of kinds that are memory which others may have as well.
     ///
     /// # Errors
-    /// [`Error::Corrupt`].
-    fn memory(&self, _payload: &[u8]) -> Result<Option<SharedMemory>> {
+    /// [`Error::Kernel`] where the host is asked whether it is there.
+    fn memory(_record: &Self::Record) -> Result<Option<SharedMemory>> {
         Ok(None)
     }
     /// Makes what other descriptions need when they are opened (an interface that their addresses
@@ -361,7 +365,7 @@ pub trait Kind: Sync {
     ///
     /// # Errors
     /// As [`Kind::open`].
-    fn prepare(&self, _payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<()> {
+    fn prepare(_record: &Self::Record, _cx: &mut dyn RestoreContext) -> Result<()> {
         Ok(())
     }
     /// Opens the description in the restorer. Called in the order of ids. The offset and the
@@ -369,22 +373,18 @@ pub trait Kind: Sync {
     ///
     /// # Errors
     /// When the file is missing or differs, or a system call fails.
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd>;
+    fn open(record: &Self::Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd>;
     /// The key of what it finds in, or leaves in, [`RestoreContext::shared`] under its kind's
     /// number, where nobody needs that when the last one with this key is open.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn holder(&self, _payload: &[u8]) -> Result<Option<u64>> {
-        Ok(None)
+    fn holder(_record: &Self::Record) -> Option<u64> {
+        None
     }
     /// What can only be done once all descriptions are open (data in flight, connections).
     ///
     /// # Errors
     /// As [`Kind::open`].
     fn finish(
-        &self,
-        _payload: &[u8],
+        _record: &Self::Record,
         _own: BorrowedFd<'_>,
         _cx: &mut dyn RestoreContext,
     ) -> Result<()> {
@@ -395,193 +395,35 @@ pub trait Kind: Sync {
     ///
     /// # Errors
     /// As [`Kind::open`].
-    fn resume(&self, _payload: &[u8], _own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn resume(_record: &Self::Record, _own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         Ok(())
     }
     /// Calls that a task which has the description must make itself, once, after all its
     /// descriptors have their numbers and all tasks and threads exist (`epoll_ctl`, locks,
     /// `F_SETOWN`). `fd` is its number there.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn in_task(&self, _payload: &[u8], _fd: i32, _script: &mut Script) -> Result<()> {
-        Ok(())
-    }
+    fn in_task(_record: &Self::Record, _fd: i32, _script: &mut Script) {}
     /// The process that must make the calls of [`Kind::in_task`]; any one that has it where none.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn task(&self, _payload: &[u8]) -> Result<Option<i32>> {
-        Ok(None)
+    fn task(_record: &Self::Record) -> Option<i32> {
+        None
     }
     /// Whether it can only be opened when all tasks exist: [`Kind::open`] gives what keeps its
     /// place then.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn is_late(&self, _payload: &[u8]) -> Result<bool> {
-        Ok(false)
+    fn is_late(_record: &Self::Record) -> bool {
+        false
     }
     /// One that is late as well, and that the same task must have open when it opens this one.
     /// That needs none itself.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn needs(&self, _payload: &[u8]) -> Result<Option<DescriptionId>> {
-        Ok(None)
+    fn needs(_record: &Self::Record) -> Option<DescriptionId> {
+        None
     }
     /// Adds the calls by which a task opens one that [`Kind::is_late`]. It gets the lowest number
     /// that is free there, which is `number`; what it [`Kind::needs`] has the number `needed`.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     fn open_in_task(
-        &self,
-        _payload: &[u8],
+        _record: &Self::Record,
         _number: i32,
         _needed: Option<i32>,
         _script: &mut Script,
-    ) -> Result<()> {
-        Err(Error::corrupt(self.name(), "is not opened by a task"))
-    }
-}
-
-/// Every kind, in the order in which they are asked whether they claim a description.
-pub static KINDS: &[&dyn Kind] = &[
-    // Before the kinds of files that they are.
-    &process_file::ProcessFile,
-    &namespace::Namespace,
-    &path::Path,
-    &memfd::Memfd,
-    &shmem::Shmem,
-    &segment::SystemV,
-    &mqueue::MessageQueue,
-    &regular::Regular,
-    &directory::Directory,
-    &chardev::Chardev,
-    &block_device::BlockDevice,
-    &pipe::Pipe,
-    &fifo::Fifo,
-    &eventfd::Eventfd,
-    &timerfd::Timerfd,
-    &signalfd::Signalfd,
-    &pidfd::Pidfd,
-    &userfaultfd::Userfaultfd,
-    &inotify::Inotify,
-    &fanotify::Fanotify,
-    &epoll::Epoll,
-    &io_uring::IoUring,
-    &bpf_map::BpfMap,
-    &perf_event::PerfEvent,
-    &unix::UnixSocket,
-    &tcp::TcpSocket,
-    &udp::UdpSocket,
-    &raw_socket::RawSocket,
-    &netlink::NetlinkSocket,
-    &packet_socket::PacketSocket,
-    &vsock::VsockSocket,
-    &tty::TtyKind,
-    &tun::Tun,
-];
-
-/// The kind of the descriptions whose records have this tag.
-#[must_use]
-pub fn kind_of(tag: u16) -> Option<&'static dyn Kind> {
-    let mut kinds = KINDS.iter().copied();
-    kinds.find(|kind| kind.tag() == tag)
-}
-
-/// The kind that claims `open`.
-///
-/// # Errors
-/// [`Error::Unsupported`] naming the description when no kind does.
-pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
-    let kind = KINDS.iter().find(|kind| kind.claims(open));
-    kind.copied()
-        .ok_or_else(|| open.unsupported(refused::why(open), None))
-}
-
-/// The payload's message.
-///
-/// # Errors
-/// [`Error::Corrupt`] when `payload` is no such message.
-pub(crate) fn decode<M: prost::Message + Default>(kind: &dyn Kind, payload: &[u8]) -> Result<M> {
-    image::strict::decode(payload).map_err(|what| Error::corrupt(kind.name(), what))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    #[test]
-    fn numbers_and_names_are_used_once() {
-        let tags = KINDS.iter().map(|kind| kind.tag()).collect::<HashSet<_>>();
-        let names = KINDS.iter().map(|kind| kind.name()).collect::<HashSet<_>>();
-        assert_eq!((tags.len(), names.len()), (KINDS.len(), KINDS.len()));
-        assert!(tags.iter().all(|tag| (100..200).contains(tag)));
-    }
-
-    #[test]
-    fn no_kind_is_forgotten() {
-        let list = include_str!("mod.rs");
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/fd");
-        let mut found = 0;
-        for entry in std::fs::read_dir(folder).expect("list") {
-            let path = entry.expect("entry").path();
-            let name = path.file_stem().and_then(|name| name.to_str());
-            let name = name.expect("a name").to_owned();
-            let file = if path.is_dir() {
-                path.join("mod.rs")
-            } else {
-                path
-            };
-            let text = std::fs::read_to_string(&file).unwrap_or_default();
-            let Some((_, rest)) = text.split_once("\nimpl Kind for ") else {
-                continue;
-            };
-            let kind = rest.split_whitespace().next().expect("a type");
-            assert!(list.contains(&format!("    &{name}::{kind},\n")), "{name}");
-            found += 1;
-        }
-        assert_eq!(found, KINDS.len());
-    }
-
-    #[test]
-    fn every_kind_refuses_what_is_no_message() {
-        for kind in KINDS {
-            let name = kind.name();
-            for payload in [&b"\xff"[..], b"\x0a\xff\xff\xff\xff\xff\xff", b"\x08"] {
-                let described = kind.describe(payload).expect_err(name);
-                assert!(
-                    matches!(described, Error::Corrupt { .. }),
-                    "{name}: {described}"
-                );
-                let opened = testing::open_alone(*kind, payload).expect_err(name);
-                assert!(matches!(opened, Error::Corrupt { .. }), "{name}: {opened}");
-            }
-        }
-    }
-
-    #[test]
-    fn unknown_descriptions_are_refused_by_name() {
-        let fetch = || Err(Error::unsupported(1, "nothing is fetched"));
-        let null = rustix::fs::stat("/proc/self/stat").expect("stat");
-        for (link, why) in [
-            (
-                "anon_inode:btf",
-                ": objects of BPF other than maps are not there yet",
-            ),
-            ("anon_inode:[eventfd2]", ""),
-        ] {
-            let mut stat = null;
-            stat.st_mode = 0o600;
-            let facts = (link.as_bytes().to_vec(), stat, Info::default());
-            let open = Open::new(DescriptionId(0), (7, 5), facts, fetch);
-            let error = claim(&open).err().expect("no kind").to_string();
-            let place = format!("pid 7: fd 5 ({link})");
-            assert_eq!(error, format!("{place} is not supported{why}"));
-        }
+    ) {
+        unreachable!("{}: never late, so no task opens it", Self::NAME);
     }
 }

@@ -20,7 +20,7 @@ use prost::Message;
 use rustix::fs::{Mode, OFlags};
 use syscalls::Sysno;
 
-use super::{DumpContext, Kind, Open, RestoreContext, decode, late, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, late, status, tags};
 use crate::script::Script;
 use crate::{Error, Result};
 
@@ -29,7 +29,7 @@ pub struct Namespace;
 
 /// A namespace as a file.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Its kind, as the files in /proc/PID/ns are called.
     #[prost(string, tag = "1")]
     kind: String,
@@ -51,18 +51,7 @@ struct Payload {
 /// The kind of the namespace of the tree's tasks that the restorer is not in.
 const TIME: &str = "time";
 
-impl Payload {
-    fn read(payload: &[u8]) -> Result<Self> {
-        let read: Self = decode(&Namespace, payload)?;
-        let known = sys::namespace::kind_named(&read.kind).is_some();
-        let path = read.path.is_empty() || read.path.starts_with(b"/");
-        let led = read.own || read.restorers || !read.path.is_empty();
-        if !known || !path || !led || read.path.contains(&0) {
-            return Err(Error::corrupt(Namespace.name(), format!("{read:?}")));
-        }
-        Ok(read)
-    }
-
+impl Record {
     /// Whether it is the tree's own and none of the restorer's.
     fn is_late(&self) -> bool {
         self.own && self.kind == TIME
@@ -95,21 +84,17 @@ fn is(open: &Open<'_>, path: impl rustix::path::Arg) -> bool {
 }
 
 impl Kind for Namespace {
-    fn tag(&self) -> u16 {
-        tags::NAMESPACE
-    }
+    type Record = Record;
+    const TAG: u16 = tags::NAMESPACE;
+    const NAME: &'static str = "namespace";
 
-    fn name(&self) -> &'static str {
-        "namespace"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         // One that is mounted is a place in the file system as well.
         let is_path = open.info.oflags().contains(OFlags::PATH) && open.link.starts_with(b"/");
         !is_path && Some(open.stat.st_dev) == device()
     }
 
-    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Record> {
         let kind = kind_of(open)?;
         let kind = kind.ok_or_else(|| open.unsupported("its kind is not known", None))?;
         let here = is(open, format!("/proc/self/ns/{kind}"));
@@ -121,75 +106,76 @@ impl Kind for Namespace {
             _ => here,
         };
         let named = open.link.starts_with(b"/") && is(open, open.link.as_slice());
-        let mut payload = Payload {
+        let mut record = Record {
             kind: kind.to_owned(),
             own,
             restorers: here && !own,
             path: Vec::new(),
             flags: open.info.flags,
         };
-        if payload.is_late() {
+        if record.is_late() {
             late::check(open)?;
         } else if named {
-            payload.path.clone_from(&open.link);
+            record.path.clone_from(&open.link);
         } else if !here {
             let why = format!("it is another {kind} namespace than stillframe's own");
             return Err(open.unsupported(&why, None));
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload = Payload::read(payload)?;
-        let whose = match (payload.own, payload.restorers) {
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        let known = sys::namespace::kind_named(&record.kind).is_some();
+        let path = record.path.is_empty() || record.path.starts_with(b"/");
+        let led = record.own || record.restorers || !record.path.is_empty();
+        if !known || !path || !led || record.path.contains(&0) {
+            return Err(Error::corrupt(Self::NAME, format!("{record:?}")));
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Record) -> String {
+        let whose = match (record.own, record.restorers) {
             (true, _) => "of the tree",
             (false, true) => "of the restorer",
             (false, false) => "of others",
         };
-        let path = String::from_utf8_lossy(&payload.path);
+        let path = String::from_utf8_lossy(&record.path);
         let at = if path.is_empty() { "" } else { " at " };
-        Ok(format!("{} {whose}{at}{path}", payload.kind))
+        format!("{} {whose}{at}{path}", record.kind)
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = Payload::read(payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        if payload.is_late() {
+    fn open(record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        if record.is_late() {
             return late::placeholder();
         }
-        let here = format!("/proc/self/ns/{}", payload.kind);
-        let path = match payload.path.as_slice() {
+        let here = format!("/proc/self/ns/{}", record.kind);
+        let path = match record.path.as_slice() {
             [] => here.as_bytes(),
             path => path,
         };
         let shown = String::from_utf8_lossy(path);
         let own = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|errno| Error::kernel(format!("open {shown} of a namespace"), errno))?;
-        payload.check(&own, &here).map(|()| own)
+        record.check(&own, &here).map(|()| own)
     }
 
-    fn is_late(&self, payload: &[u8]) -> Result<bool> {
-        Ok(Payload::read(payload)?.is_late())
+    fn is_late(record: &Record) -> bool {
+        record.is_late()
     }
 
-    fn open_in_task(
-        &self,
-        payload: &[u8],
-        number: i32,
-        _needed: Option<i32>,
-        script: &mut Script,
-    ) -> Result<()> {
+    fn open_in_task(record: &Record, number: i32, _needed: Option<i32>, script: &mut Script) {
         const AT_FDCWD: i32 = -100;
-        let payload = Payload::read(payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let at = script.string(format!("/proc/self/ns/{}", payload.kind).as_bytes());
+        let flags = status::opening(record.flags);
+        let at = script.string(format!("/proc/self/ns/{}", record.kind).as_bytes());
         let args = [AT_FDCWD.into(), at.into(), flags.bits().into()];
         script.expect(Sysno::openat, args, number);
-        Ok(())
     }
 }
 
-impl Payload {
+impl Record {
     /// Checks what was opened at the path; `here` is the restorer's own.
     fn check(&self, opened: &OwnedFd, here: &str) -> Result<()> {
         if self.path.is_empty() {
@@ -254,16 +240,14 @@ mod tests {
         let at = world.add(own);
         world.dump().expect("it is the tree's");
         assert_eq!(world.describe(at), "namespace time of the tree");
-        let payload = Payload {
+        let record = Record {
             kind: TIME.to_owned(),
             own: true,
-            ..Payload::default()
+            ..Record::default()
         };
-        let payload = payload.encode_to_vec();
-        assert!(Namespace.is_late(&payload).expect("sound"));
+        assert!(Namespace::is_late(&record));
         let mut script = Script::default();
-        let planned = Namespace.open_in_task(&payload, 5, None, &mut script);
-        planned.expect("sound");
+        Namespace::open_in_task(&record, 5, None, &mut script);
         let text = script.to_string();
         assert!(text.contains("\"/proc/self/ns/time\""), "{text}");
     }
@@ -355,25 +339,25 @@ mod tests {
 
     #[test]
     fn nonsense_is_corrupt() {
-        let own = Payload {
+        let own = Record {
             kind: "net".to_owned(),
             own: true,
-            ..Payload::default()
+            ..Record::default()
         };
-        let kind = |kind: &str| Payload {
+        let kind = |kind: &str| Record {
             kind: kind.to_owned(),
             ..own.clone()
         };
-        let path = |path: &[u8]| Payload {
+        let path = |path: &[u8]| Record {
             path: path.to_vec(),
             ..own.clone()
         };
-        let nowhere = Payload {
+        let nowhere = Record {
             own: false,
             ..own.clone()
         };
         for wrong in [kind("../maps"), kind(""), path(b"x"), path(b"/\0"), nowhere] {
-            let error = open_alone(&Namespace, &wrong.encode_to_vec()).expect_err("wrong");
+            let error = open_alone::<Namespace>(&wrong).expect_err("wrong");
             assert!(matches!(error, Error::Corrupt { .. }), "{error}");
         }
     }

@@ -6,11 +6,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use prost::Message as _;
-
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature, hidden};
-use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
+use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
 
 const AF_NETLINK: i32 = 16;
@@ -54,30 +52,32 @@ pub struct Netlink {
 pub struct NetlinkSocket;
 
 impl Kind for NetlinkSocket {
-    fn tag(&self) -> u16 {
-        super::tags::NETLINK
-    }
+    type Record = Netlink;
+    const TAG: u16 = super::tags::NETLINK;
+    const NAME: &'static str = "netlink socket";
 
-    fn name(&self) -> &'static str {
-        "netlink socket"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         Nature::claims(open, |nature| nature.family == AF_NETLINK)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Netlink> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = checked(payload)?;
+    fn check(record: &Netlink) -> Result<()> {
+        record.options.check()?;
+        if ![SOCK_RAW, SOCK_DGRAM].contains(&record.kind) {
+            return Err(Error::corrupt(Self::NAME, "of no known type"));
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Netlink) -> String {
         let (protocol, port, groups) = (record.protocol, record.port, record.groups.len());
-        Ok(format!("protocol={protocol} port={port} groups={groups}"))
+        format!("protocol={protocol} port={port} groups={groups}")
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = checked(payload)?;
+    fn open(record: &Netlink, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let own = sys::socket::open(AF_NETLINK, record.kind, record.protocol)
             .map_err(|error| Error::kernel("make a netlink socket", error))?;
         record.options.apply(own.as_fd(), Stage::Early)?;
@@ -102,22 +102,9 @@ impl Kind for NetlinkSocket {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        checked(payload)?.options.apply(own, Stage::Late)
+    fn finish(record: &Netlink, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
+        record.options.apply(own, Stage::Late)
     }
-}
-
-fn checked(payload: &[u8]) -> Result<Netlink> {
-    let record: Netlink = decode(&NetlinkSocket, payload)?;
-    if ![SOCK_RAW, SOCK_DGRAM].contains(&record.kind) {
-        return Err(Error::corrupt("netlink socket", "of no known type"));
-    }
-    Ok(record)
 }
 
 fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Netlink> {

@@ -11,7 +11,7 @@ use prost::Message;
 use rustix::fs::OFlags;
 
 use super::place::Place;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
 use crate::Result;
 
 /// See the file.
@@ -19,7 +19,7 @@ pub struct Path;
 
 /// A place in the file system.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Where it is.
     #[prost(message, required, tag = "1")]
     place: Place,
@@ -29,35 +29,33 @@ struct Payload {
 }
 
 impl Kind for Path {
-    fn tag(&self) -> u16 {
-        tags::PATH
-    }
+    type Record = Record;
+    const TAG: u16 = tags::PATH;
+    const NAME: &'static str = "path";
 
-    fn name(&self) -> &'static str {
-        "path"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link.starts_with(b"/") && open.info.oflags().contains(OFlags::PATH)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        let payload = Payload {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
+        Ok(Record {
             place: Place::dump(open, cx)?,
             flags: open.info.oflags().difference(OFlags::PATH).bits(),
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(payload.place.describe())
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        record.place.check(Self::NAME, record.place.kind())
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)? | OFlags::PATH;
-        payload.place.open(flags, None, cx)
+    fn describe(record: &Record) -> String {
+        record.place.describe()
+    }
+
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags) | OFlags::PATH;
+        record.place.open(flags, None, cx)
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use syscalls::Sysno;
 
-use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, late, status, tags};
+use super::{DumpContext, Info, Kind, Open, RestoreContext, late, status, tags};
 use crate::script::Script;
 use crate::{Error, Result};
 
@@ -25,7 +25,7 @@ pub struct Pidfd;
 
 /// A pidfd.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The process, or the thread where the flags say so; 0 for one that is gone.
     #[prost(int32, tag = "1")]
     pid: i32,
@@ -50,16 +50,7 @@ const CORE: i32 = 0x80;
 const MODE: u32 = OFlags::RDWR.bits();
 const KNOWN: OFlags = OFlags::NONBLOCK.union(OFlags::EXCL);
 
-impl Payload {
-    fn read(payload: &[u8]) -> Result<Self> {
-        let read: Self = decode(&Pidfd, payload)?;
-        let sound = (0..=0xffff).contains(&read.status);
-        if read.pid < 0 || read.flags & !KNOWN.bits() != 0 || !sound {
-            return Err(Error::corrupt(Pidfd.name(), format!("{read:?}")));
-        }
-        Ok(read)
-    }
-
+impl Record {
     /// One that is gone.
     fn of_nobody(open: &Open<'_>, flags: u32) -> Result<Self> {
         let own = open.own()?;
@@ -86,7 +77,7 @@ impl Payload {
             Some(own) => child_of(own.as_fd()),
             None => Some(sys::fork::ended_child(self.status & !CORE).map_err(failed)?),
         };
-        let child = child.ok_or_else(|| Error::corrupt(Pidfd.name(), "its child is gone"))?;
+        let child = child.ok_or_else(|| Error::corrupt(Pidfd::NAME, "its child is gone"))?;
         let flags = PidfdFlags::from_bits_retain(self.flags);
         let own = pidfd_open(child, flags).map_err(|error| failed(error.into()))?;
         let kept = vec![status::dup(own.as_fd())?];
@@ -104,19 +95,15 @@ fn child_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
 }
 
 impl Kind for Pidfd {
-    fn tag(&self) -> u16 {
-        tags::PIDFD
-    }
+    type Record = Record;
+    const TAG: u16 = tags::PIDFD;
+    const NAME: &'static str = "pidfd";
 
-    fn name(&self) -> &'static str {
-        "pidfd"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == b"anon_inode:[pidfd]" || open.link.starts_with(LINK)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let pid = open.info.field("Pid").and_then(|pid| pid.parse().ok());
         let pid: i32 = pid.ok_or_else(|| open.unsupported("it tells no process", None))?;
         let flags = open.info.flags & !MODE;
@@ -126,7 +113,7 @@ impl Kind for Pidfd {
         }
         match pid {
             // Who that was is not told any more.
-            -1 => return Ok(Payload::of_nobody(open, flags)?.encode_to_vec()),
+            -1 => return Record::of_nobody(open, flags),
             0 => return Err(open.unsupported("its process is in another pid namespace", None)),
             _ if cx.task(pid).is_none() => {
                 let why = format!("process {pid} is not in the tree");
@@ -134,41 +121,42 @@ impl Kind for Pidfd {
             }
             _ => late::check(open)?,
         }
-        let payload = Payload {
+        Ok(Record {
             pid,
             flags,
-            ..Payload::default()
-        };
-        Ok(payload.encode_to_vec())
+            ..Record::default()
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let Payload {
+    fn check(record: &Record) -> Result<()> {
+        let sound = (0..=0xffff).contains(&record.status);
+        if record.pid < 0 || record.flags & !KNOWN.bits() != 0 || !sound {
+            return Err(Error::corrupt(Self::NAME, format!("{record:?}")));
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Record) -> String {
+        let Record {
             pid, flags, status, ..
-        } = Payload::read(payload)?;
+        } = *record;
         let of = match pid {
             0 if status != 0 => format!("nobody status={status:#x}"),
             0 => "nobody".to_owned(),
             pid => pid.to_string(),
         };
-        Ok(format!("of={of} flags={flags:#o}"))
+        format!("of={of} flags={flags:#o}")
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = Payload::read(payload)?;
-        match payload.pid {
-            0 => payload.open_of_ended(cx),
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        match record.pid {
+            0 => record.open_of_ended(cx),
             _ => late::placeholder(),
         }
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        if Payload::read(payload)?.pid != 0 {
+    fn finish(record: &Record, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
+        if record.pid != 0 {
             return Ok(());
         }
         // Of several that are about the same, the first one waits for it.
@@ -176,20 +164,13 @@ impl Kind for Pidfd {
         reaped.map_err(|error| Error::kernel("wait for a child that has ended", error))
     }
 
-    fn is_late(&self, payload: &[u8]) -> Result<bool> {
-        Ok(Payload::read(payload)?.pid != 0)
+    fn is_late(record: &Record) -> bool {
+        record.pid != 0
     }
 
-    fn open_in_task(
-        &self,
-        payload: &[u8],
-        number: i32,
-        _needed: Option<i32>,
-        script: &mut Script,
-    ) -> Result<()> {
-        let Payload { pid, flags, .. } = Payload::read(payload)?;
+    fn open_in_task(record: &Record, number: i32, _needed: Option<i32>, script: &mut Script) {
+        let Record { pid, flags, .. } = *record;
         script.expect(Sysno::pidfd_open, [pid.into(), flags.into()], number);
-        Ok(())
     }
 }
 
@@ -248,14 +229,14 @@ mod tests {
 
     #[test]
     fn flags_that_no_pidfd_has_are_corrupt() {
-        let of = |pid, flags, status| Payload {
+        let of = |pid, flags, status| Record {
             pid,
             flags,
             status,
             inode: 0,
         };
-        for payload in [of(-1, 0, 0), of(7, 1, 0), of(0, 0, -1), of(0, 0, 1 << 16)] {
-            let error = Pidfd.is_late(&payload.encode_to_vec()).expect_err("wrong");
+        for record in [of(-1, 0, 0), of(7, 1, 0), of(0, 0, -1), of(0, 0, 1 << 16)] {
+            let error = Pidfd::check(&record).expect_err("wrong");
             assert!(matches!(error, Error::Corrupt { .. }), "{error}");
         }
     }

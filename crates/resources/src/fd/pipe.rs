@@ -22,7 +22,7 @@ use sys::boot;
 
 use super::ghost::first_of_inode;
 use super::queue::Queue;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, own_pipe, ready, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, own_pipe, ready, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -30,7 +30,7 @@ pub struct Pipe;
 
 /// One end of a pipe.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The first description (by id) of this pipe: those with the same number are its ends.
     #[prost(uint32, tag = "1")]
     first: u32,
@@ -121,25 +121,21 @@ fn has_end_outside(open: &Open<'_>, all: &[Open<'_>]) -> Result<bool> {
 }
 
 impl Kind for Pipe {
-    fn tag(&self) -> u16 {
-        tags::PIPE
-    }
+    type Record = Record;
+    const TAG: u16 = tags::PIPE;
+    const NAME: &'static str = "pipe";
 
-    fn name(&self) -> &'static str {
-        "pipe"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link.starts_with(b"pipe:[")
             && FileType::from_raw_mode(open.stat.st_mode) == FileType::Fifo
             && !open.info.oflags().contains(OFlags::PATH)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let first = first_of_inode(open, cx);
         let origin = Origin::of(open, cx.all(), cx.allow())?;
         let boot = boot::id().filter(|_| origin == Origin::Starter);
-        let mut payload = Payload {
+        let mut record = Record {
             first,
             flags: open.info.flags,
             inode: open.stat.st_ino,
@@ -150,61 +146,63 @@ impl Kind for Pipe {
             boot: boot.unwrap_or_default().to_owned(),
         };
         if first == open.id.0 {
-            payload.queue = Some(Queue::dump(open, cx)?);
+            record.queue = Some(Queue::dump(open, cx)?);
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+    fn check_among(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
         match Origin::of(open, all, allow)? {
             Origin::Nowhere => Err(refuse_end(open)),
             Origin::New | Origin::Caller | Origin::Starter => Ok(()),
         }
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let end = match OFlags::from_bits_retain(payload.flags) & OFlags::RWMODE {
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)
+    }
+
+    fn describe(record: &Record) -> String {
+        let end = match OFlags::from_bits_retain(record.flags) & OFlags::RWMODE {
             OFlags::WRONLY => "write",
             OFlags::RDWR => "both",
             _ => "read",
         };
-        let queue = payload
+        let queue = record
             .queue
+            .as_ref()
             .map_or_else(String::new, |queue| format!(" {}", queue.describe()));
-        Ok(format!("pipe:[{}] {end}{queue}", payload.inode))
+        format!("pipe:[{}] {end}{queue}", record.inode)
     }
 
-    fn holder(&self, payload: &[u8]) -> Result<Option<u64>> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(Some(u64::from(payload.first)))
+    fn holder(record: &Record) -> Option<u64> {
+        Some(u64::from(record.first))
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        if let Some(own) = cx.inherited(format!("pipe:[{}]", payload.inode).as_bytes()) {
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        if let Some(own) = cx.inherited(format!("pipe:[{}]", record.inode).as_bytes()) {
             let again = status::reopen(own, flags.difference(OFlags::DIRECT))?;
             status::set(&again, flags)?;
             return Ok(again);
         }
-        if let Some(own) = payload.own()? {
+        if let Some(own) = record.own()? {
             let again = status::reopen(own.as_fd(), flags.difference(OFlags::DIRECT))?;
             status::set(&again, flags)?;
             return Ok(again);
         }
-        if payload.external {
-            let inode = payload.inode;
+        if record.external {
+            let inode = record.inode;
             let what = format!(
                 "pipe:[{inode}]: its other end was outside of the tree: hand it in (--inherit-fd \
                  'fd[N]:pipe:[{inode}]')"
             );
             return Err(Error::Mismatch { what });
         }
-        let key = (tags::PIPE, u64::from(payload.first));
+        let key = (tags::PIPE, u64::from(record.first));
         let ends = match cx.shared().entry(key) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(payload.create()?),
+            Entry::Vacant(place) => place.insert(record.create()?),
         };
         let writes = flags & OFlags::RWMODE == OFlags::WRONLY;
         let end = ends[usize::from(writes)].as_fd();
@@ -222,7 +220,7 @@ impl Kind for Pipe {
     }
 }
 
-impl Payload {
+impl Record {
     /// The very pipe, if this process was started with it.
     fn own(&self) -> Result<Option<OwnedFd>> {
         // Images of versions that did not trim it have the end of its line.

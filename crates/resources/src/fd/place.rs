@@ -129,11 +129,38 @@ impl Place {
     /// # Errors
     /// [`Error::Kernel`], [`Error::Corrupt`].
     pub(super) fn prepare(&self, cx: &mut dyn RestoreContext) -> Result<()> {
-        let name = self.path.strip_prefix(b"/").unwrap_or_default();
         match &self.carried {
-            Some(carried) if cx.inherited(name).is_none() => carried.make(self, cx),
+            Some(carried) if cx.inherited(self.name()).is_none() => carried.make(self, cx),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses a place that no dump writes: `record` is of the kind that it names.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub(super) fn check(&self, record: &str, kind: FileType) -> Result<()> {
+        let path = Path::new(OsStr::from_bytes(&self.path));
+        let is_made = self.ghost.is_some() || self.carried.is_some();
+        let contents = |inline: &[u8], size_bytes: u64| inline.len() as u64 <= size_bytes;
+        let fits = |ghost: &Ghost| contents(&ghost.inline, ghost.size_bytes);
+        let carries = |carried: &Carried| contents(&carried.inline, carried.size_bytes);
+        if self.kind() != kind {
+            return Err(Error::corrupt(record, "is a file of another type"));
+        }
+        if !path.is_absolute() || is_made && path.file_name().is_none() {
+            return Err(Error::corrupt(record, format!("path {path:?}")));
+        }
+        if !self.ghost.as_ref().is_none_or(fits) || !self.carried.as_ref().is_none_or(carries) {
+            return Err(Error::corrupt(record, "more contents than its size"));
+        }
+        let maker = self.ghost.as_ref().map_or(0, |ghost| ghost.made_with);
+        status::check(record, maker)
+    }
+
+    /// What `--inherit-fd` calls it: the path without its first slash.
+    pub(super) fn name(&self) -> &[u8] {
+        self.path.strip_prefix(b"/").unwrap_or_default()
     }
 
     /// The type of the file.
@@ -142,7 +169,7 @@ impl Place {
         FileType::from_raw_mode(self.mode)
     }
 
-    /// Opens the file with `flags` (see [`status::checked`]), or gives what takes its place.
+    /// Opens the file with `flags` (see [`status::opening`]), or gives what takes its place.
     ///
     /// # Errors
     /// [`Error::Mismatch`] when it is missing, of another type, or not `size_bytes` long (checked
@@ -153,11 +180,7 @@ impl Place {
         size_bytes: Option<u64>,
         cx: &mut dyn RestoreContext,
     ) -> Result<OwnedFd> {
-        let Some(name) = self.path.strip_prefix(b"/") else {
-            let path = String::from_utf8_lossy(&self.path);
-            return Err(Error::corrupt("file", format!("path {path:?}")));
-        };
-        if let Some(own) = cx.inherited(name) {
+        if let Some(own) = cx.inherited(self.name()) {
             return status::dup(own);
         }
         if let Some(ghost) = &self.ghost {
@@ -166,7 +189,7 @@ impl Place {
         }
         let path = self.remap.as_ref().unwrap_or(&self.path);
         let path = Path::new(OsStr::from_bytes(path));
-        self.check(path, (flags, size_bytes), cx.seen())?;
+        self.compare(path, (flags, size_bytes), cx.seen())?;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|error| Error::kernel(format!("open {}", path.display()), error))?;
@@ -180,7 +203,8 @@ impl Place {
         Ok(file)
     }
 
-    fn check(
+    /// Compares the file at `path` with the one of the dump.
+    fn compare(
         &self,
         path: &Path,
         (flags, size_bytes): (OFlags, Option<u64>),
@@ -323,18 +347,10 @@ fn remap(open: &Open<'_>, path: &[u8], cx: &mut dyn DumpContext) -> Result<Vec<u
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::open_alone;
     use super::*;
-    use prost::Message;
 
     #[test]
     fn paths_from_an_image_are_absolute() {
-        /// As every kind with a place begins.
-        #[derive(Clone, PartialEq, prost::Message)]
-        struct Payload {
-            #[prost(message, required, tag = "1")]
-            place: Place,
-        }
         for (path, ghost) in [
             ("Cargo.toml", None),
             ("", None),
@@ -347,8 +363,7 @@ mod tests {
                 remap: None,
                 carried: None,
             };
-            let payload = Payload { place }.encode_to_vec();
-            let error = open_alone(&super::super::path::Path, &payload).expect_err("no path");
+            let error = place.check("file", place.kind()).expect_err("no path");
             assert!(matches!(error, Error::Corrupt { .. }), "{error}");
         }
     }

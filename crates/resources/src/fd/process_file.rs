@@ -15,7 +15,7 @@ use prost::Message;
 use rustix::fs::{FileType, OFlags};
 use syscalls::Sysno;
 
-use super::{DumpContext, Kind, Open, RestoreContext, decode, late, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, late, status, tags};
 use crate::script::Script;
 use crate::{Error, Result};
 
@@ -24,7 +24,7 @@ pub struct ProcessFile;
 
 /// Something in /proc/PID.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Its path.
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
@@ -51,33 +51,19 @@ fn task_of(path: &[u8]) -> Option<i32> {
     }
 }
 
-impl Payload {
-    fn read(payload: &[u8]) -> Result<Self> {
-        let read: Self = decode(&ProcessFile, payload)?;
-        if task_of(&read.path).is_none() || read.path.contains(&0) {
-            return Err(Error::corrupt(ProcessFile.name(), format!("{read:?}")));
-        }
-        Ok(read)
-    }
-}
-
 impl Kind for ProcessFile {
-    fn tag(&self) -> u16 {
-        tags::PROCESS_FILE
-    }
+    type Record = Record;
+    const TAG: u16 = tags::PROCESS_FILE;
+    const NAME: &'static str = "file of a process";
 
-    fn name(&self) -> &'static str {
-        "file of a process"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         let kind = FileType::from_raw_mode(open.stat.st_mode);
         let is_path = open.info.oflags().contains(OFlags::PATH);
         let plain = matches!(kind, FileType::RegularFile | FileType::Directory);
         (plain || is_path) && task_of(&open.link).is_some()
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let task = task_of(&open.link).expect("it is claimed");
         let what = match FileType::from_raw_mode(open.stat.st_mode) {
             FileType::Directory => "directory",
@@ -95,47 +81,45 @@ impl Kind for ProcessFile {
         if let Some(lock) = open.info.field("lock") {
             return Err(open.unsupported(&format!("it has lock {lock}"), None));
         }
-        let payload = Payload {
+        Ok(Record {
             path: open.link.clone(),
             flags: open.info.flags,
             pos: open.info.pos,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let Payload { path, flags, pos } = Payload::read(payload)?;
-        let path = String::from_utf8_lossy(&path);
-        Ok(format!("{path} pos={pos} flags={flags:#o}"))
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        if task_of(&record.path).is_none() || record.path.contains(&0) {
+            return Err(Error::corrupt(Self::NAME, format!("{record:?}")));
+        }
+        Ok(())
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        Payload::read(payload)?;
+    fn describe(record: &Record) -> String {
+        let Record { path, flags, pos } = record;
+        let path = String::from_utf8_lossy(path);
+        format!("{path} pos={pos} flags={flags:#o}")
+    }
+
+    fn open(_record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         late::placeholder()
     }
 
-    fn is_late(&self, _payload: &[u8]) -> Result<bool> {
-        Ok(true)
+    fn is_late(_record: &Record) -> bool {
+        true
     }
 
-    fn open_in_task(
-        &self,
-        payload: &[u8],
-        number: i32,
-        _needed: Option<i32>,
-        script: &mut Script,
-    ) -> Result<()> {
+    fn open_in_task(record: &Record, number: i32, _needed: Option<i32>, script: &mut Script) {
         const AT_FDCWD: i32 = -100;
-        let Payload { path, flags, pos } = Payload::read(payload)?;
-        let flags = status::checked(self.name(), flags)?;
-        let at = script.string(&path);
+        let (flags, pos) = (status::opening(record.flags), record.pos);
+        let at = script.string(&record.path);
         let args = [AT_FDCWD.into(), at.into(), flags.bits().into()];
         script.expect(Sysno::openat, args, number);
         if pos != 0 {
             // SEEK_SET
             script.expect(Sysno::lseek, [number.into(), pos.into(), 0u32.into()], pos);
         }
-        Ok(())
     }
 }
 
@@ -180,15 +164,13 @@ mod tests {
 
     #[test]
     fn a_file_is_opened_where_it_was_read() {
-        let payload = Payload {
+        let record = Record {
             path: b"/proc/7/maps".to_vec(),
             flags: 0,
             pos: 99,
         };
         let mut script = Script::default();
-        let payload = payload.encode_to_vec();
-        let planned = ProcessFile.open_in_task(&payload, 5, None, &mut script);
-        planned.expect("sound");
+        ProcessFile::open_in_task(&record, 5, None, &mut script);
         let text = script.to_string();
         assert!(
             text.contains("\"/proc/7/maps\"") && text.contains("lseek(5, 99"),

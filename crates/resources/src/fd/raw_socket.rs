@@ -11,9 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::socket::multicast::{self, Group};
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature, hidden, inet};
-use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
+use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
-use prost::Message as _;
 
 const SOCK_DGRAM: i32 = 2;
 const SOCK_RAW: i32 = 3;
@@ -59,46 +58,54 @@ pub struct Raw {
 pub struct RawSocket;
 
 impl Kind for RawSocket {
-    fn tag(&self) -> u16 {
-        super::tags::RAW
-    }
+    type Record = Raw;
+    const TAG: u16 = super::tags::RAW;
+    const NAME: &'static str = "raw socket";
+    const STAYS: bool = true;
 
-    fn stays(&self) -> bool {
-        true
-    }
-
-    fn name(&self) -> &'static str {
-        "raw socket"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         Nature::claims(open, is_ours)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Raw> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = checked(payload)?;
+    fn check(record: &Raw) -> Result<()> {
+        record.options.check()?;
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        let nature = Nature {
+            family: record.family,
+            kind: record.kind,
+            protocol: record.protocol,
+        };
+        if !is_ours(nature) {
+            return corrupt("is another kind of socket");
+        }
+        if !record.groups.iter().all(Group::is_address) {
+            return corrupt("has a multicast group without an address");
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Raw) -> String {
         let mut line = format!("protocol={}", record.protocol);
         for (word, address) in [(" at ", &record.local), (" to ", &record.remote)] {
-            if is_bound(&record, address) {
+            if is_bound(record, address) {
                 line += word;
                 line += &inet::print(address);
             }
         }
-        Ok(line)
+        line
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = checked(payload)?;
+    fn open(record: &Raw, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let made = sys::socket::open(record.family, record.kind, record.protocol);
         let own = made.map_err(|error| Error::kernel("make a raw socket", error))?;
         record.options.apply(own.as_fd(), Stage::Early)?;
         record.common.apply(own.as_fd())?;
         let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
-        if is_bound(&record, &record.local) {
+        if is_bound(record, &record.local) {
             let at = (record.local.as_slice(), record.is_foreign);
             socket::bind::bind(own.as_fd(), at, cx)
                 .map_err(|error| Error::kernel(format!("bind a raw socket to {local}"), error))?;
@@ -112,13 +119,7 @@ impl Kind for RawSocket {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let record = checked(payload)?;
+    fn finish(record: &Raw, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         record.options.restore_bound(own)?;
         record.options.apply(own, Stage::Late)
     }
@@ -135,23 +136,6 @@ fn is_bound(record: &Raw, address: &[u8]) -> bool {
     let has_number = |port: u16| record.kind == SOCK_DGRAM && port != 0;
     let address = inet::parse(address);
     address.is_some_and(|address| !address.ip().is_unspecified() || has_number(address.port()))
-}
-
-fn checked(payload: &[u8]) -> Result<Raw> {
-    let record: Raw = decode(&RawSocket, payload)?;
-    let corrupt = |what| Err(Error::corrupt("raw socket", what));
-    let nature = Nature {
-        family: record.family,
-        kind: record.kind,
-        protocol: record.protocol,
-    };
-    if !is_ours(nature) {
-        return corrupt("is another kind of socket");
-    }
-    if !record.groups.iter().all(Group::is_address) {
-        return corrupt("has a multicast group without an address");
-    }
-    Ok(record)
 }
 
 fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Raw> {

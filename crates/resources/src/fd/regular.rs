@@ -12,7 +12,7 @@ use rustix::fs::{FileType, OFlags, SeekFrom};
 
 use super::place::Place;
 use super::pressure::Trigger;
-use super::{DumpContext, Kind, Open, RestoreContext, build_id, decode, locks, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, build_id, locks, status, tags};
 use crate::{Error, FileValidation, Result};
 
 /// See the file.
@@ -20,7 +20,7 @@ pub struct Regular;
 
 /// A regular file.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Where it is.
     #[prost(message, required, tag = "1")]
     place: Place,
@@ -42,19 +42,15 @@ struct Payload {
 }
 
 impl Kind for Regular {
-    fn tag(&self) -> u16 {
-        tags::REGULAR
-    }
+    type Record = Record;
+    const TAG: u16 = tags::REGULAR;
+    const NAME: &'static str = "regular";
 
-    fn name(&self) -> &'static str {
-        "regular"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.is_file(FileType::RegularFile)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let place = Place::dump(open, cx)?.carry(open, cx)?;
         let size_bytes = open.stat.st_size.cast_unsigned();
         let build_id = match cx.allow().file_validation {
@@ -64,48 +60,51 @@ impl Kind for Regular {
             }
             FileValidation::BuildId | FileValidation::FileSize => Vec::new(),
         };
-        let payload = Payload {
+        Ok(Record {
             place,
             flags: open.info.flags,
             pos: open.info.pos,
             size_bytes,
             build_id,
             trigger: Trigger::of(open)?,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let (place, pos) = (payload.place.describe(), payload.pos);
-        let flags = payload.flags;
-        Ok(format!("{place} pos={pos} flags={flags:#o}"))
+    fn check(record: &Record) -> Result<()> {
+        check(
+            Self::NAME,
+            &record.place,
+            (record.flags, FileType::RegularFile),
+        )
     }
 
-    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(Some(payload.place.describe()))
+    fn describe(record: &Record) -> String {
+        let (place, pos) = (record.place.describe(), record.pos);
+        let flags = record.flags;
+        format!("{place} pos={pos} flags={flags:#o}")
     }
 
-    fn prepare(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<()> {
-        let payload: Payload = decode(self, payload)?;
-        payload.place.prepare(cx)
+    fn path(record: &Record) -> Option<String> {
+        Some(record.place.describe())
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let size = Some(payload.size_bytes);
-        let at = (payload.flags, payload.pos);
-        let file = reopen(self, &payload.place, at, size, cx)?;
-        let inherited = inherited(&payload.place, cx);
+    fn prepare(record: &Record, cx: &mut dyn RestoreContext) -> Result<()> {
+        record.place.prepare(cx)
+    }
+
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let size = Some(record.size_bytes);
+        let at = (record.flags, record.pos);
+        let file = reopen(&record.place, at, size, cx)?;
+        let inherited = inherited(&record.place, cx);
         if !inherited && cx.allow().file_validation == FileValidation::BuildId {
-            build_id::check(&payload.place, &payload.build_id, file.as_fd())?;
+            build_id::check(&record.place, &record.build_id, file.as_fd())?;
         }
-        if let Some(trigger) = payload.trigger {
-            trigger.set(file.as_fd(), &payload.place.describe())?;
+        if let Some(trigger) = record.trigger {
+            trigger.set(file.as_fd(), &record.place.describe())?;
             // In a control group's file, what is written moves the offset.
-            let failed = |error| Error::kernel(format!("seek {}", payload.place.describe()), error);
-            rustix::fs::seek(&file, SeekFrom::Start(payload.pos)).map_err(failed)?;
+            let failed = |error| Error::kernel(format!("seek {}", record.place.describe()), error);
+            rustix::fs::seek(&file, SeekFrom::Start(record.pos)).map_err(failed)?;
         }
         Ok(file)
     }
@@ -113,27 +112,27 @@ impl Kind for Regular {
 
 /// Whether another file takes its place (`--inherit-fd`).
 pub(super) fn inherited(place: &Place, cx: &dyn RestoreContext) -> bool {
-    let name = place.path.get(1..).unwrap_or_default();
-    cx.inherited(name).is_some()
+    cx.inherited(place.name()).is_some()
+}
+
+/// Checks how a file of this type is opened again.
+pub(super) fn check(name: &str, place: &Place, (flags, kind): (u32, FileType)) -> Result<()> {
+    status::check(name, flags)?;
+    if OFlags::from_bits_retain(flags).contains(OFlags::PATH) {
+        return Err(Error::corrupt(name, "is a file of another type"));
+    }
+    place.check(name, kind)
 }
 
 /// Opens a regular file (whose size is known) or a directory again and sets its offset.
 pub(super) fn reopen(
-    kind: &dyn Kind,
     place: &Place,
     (flags, pos): (u32, u64),
     size_bytes: Option<u64>,
     cx: &mut dyn RestoreContext,
 ) -> Result<OwnedFd> {
     let made = status::is_nameless(flags) && !inherited(place, cx);
-    let flags = status::checked(kind.name(), flags)?;
-    let wanted = match size_bytes {
-        Some(_) => FileType::RegularFile,
-        None => FileType::Directory,
-    };
-    if flags.contains(OFlags::PATH) || place.kind() != wanted {
-        return Err(Error::corrupt(kind.name(), "is a file of another type"));
-    }
+    let flags = status::opening(flags);
     let file = match &place.ghost {
         Some(ghost) if made && ghost.made_with != 0 => ghost.maker(place, cx)?,
         _ => place.open(flags, size_bytes, cx)?,

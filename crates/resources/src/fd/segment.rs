@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use sys::shm::{self, Attached, Segment};
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, decode, memfd, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, memfd, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -33,7 +33,7 @@ pub struct SystemV;
 
 /// A segment.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The first description (by id) of this segment; those with the same number share it.
     #[prost(uint32, tag = "1")]
     first: u32,
@@ -72,28 +72,24 @@ pub const LINK: &[u8] = b"/SYSV";
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Kind for SystemV {
-    fn tag(&self) -> u16 {
-        tags::SYSTEM_V
-    }
+    type Record = Record;
+    const TAG: u16 = tags::SYSTEM_V;
+    const NAME: &'static str = "system v shared memory";
 
-    fn name(&self) -> &'static str {
-        "system v shared memory"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link.starts_with(LINK)
             && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
             && (Some(open.stat.st_dev) == memfd::device() || memfd::huge_page_bytes(open).is_some())
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         if open.fd >= 0 {
             return Err(open.unsupported("it is System V shared memory as a file", None));
         }
         let number = number(open.stat.st_ino);
         let doing = || format!("ask for System V shared memory {number}");
         let found = shm::stat(number).map_err(|error| Error::kernel(doing(), error))?;
-        let mut payload = Payload {
+        let mut record = Record {
             first: first_of_inode(open, cx),
             number,
             key: found.key,
@@ -105,54 +101,49 @@ impl Kind for SystemV {
             space: None,
             huge_page_bytes: memfd::huge_page_bytes(open).unwrap_or(0),
         };
-        if payload.first == open.id.0 {
+        if record.first == open.id.0 {
             let file = status::reopen(open.own()?, rustix::fs::OFlags::RDONLY)?;
-            payload.space = Some(cx.store(file, open.stat.st_size.cast_unsigned())?);
+            record.space = Some(cx.store(file, open.stat.st_size.cast_unsigned())?);
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let (number, key, size) = (payload.number, payload.key, payload.size_bytes);
-        let doomed = if payload.doomed { " removed" } else { "" };
-        Ok(format!("id={number} key={key:#x} size={size}{doomed}"))
+    fn check(record: &Record) -> Result<()> {
+        memfd::check_page_bytes(Self::NAME, record.huge_page_bytes)
     }
 
-    fn memory(&self, payload: &[u8]) -> Result<Option<SharedMemory>> {
-        let payload: Payload = decode(self, payload)?;
+    fn describe(record: &Record) -> String {
+        let (number, key, size) = (record.number, record.key, record.size_bytes);
+        let doomed = if record.doomed { " removed" } else { "" };
+        format!("id={number} key={key:#x} size={size}{doomed}")
+    }
+
+    fn memory(record: &Record) -> Result<Option<SharedMemory>> {
         Ok(Some(SharedMemory {
-            tag: self.tag(),
-            first: payload.first,
-            bytes: payload.size_bytes,
-            huge_page_bytes: memfd::checked_page_bytes(payload.huge_page_bytes)?,
-            space: payload.space,
+            tag: Self::TAG,
+            first: record.first,
+            bytes: record.size_bytes,
+            huge_page_bytes: memfd::recorded_page_bytes(record.huge_page_bytes),
+            space: record.space,
             takes_all: true,
-            is_there: payload.find()?.is_some(),
+            is_there: record.find()?.is_some(),
         }))
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let key = (tags::SYSTEM_V, u64::from(payload.first));
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let key = (tags::SYSTEM_V, u64::from(record.first));
         if !cx.shared().contains_key(&key) {
-            let made = payload.bring_back(cx)?;
+            let made = record.bring_back(cx)?;
             cx.shared().insert(key, vec![made]);
         }
         let copy = rustix::io::fcntl_dupfd_cloexec(&cx.shared()[&key][0], 0);
         copy.map_err(|error| Error::kernel("dup", error))
     }
 
-    fn resume(
-        &self,
-        payload: &[u8],
-        _own: std::os::fd::BorrowedFd<'_>,
-        _allow: &Allow,
-    ) -> Result<()> {
-        let payload: Payload = decode(self, payload)?;
+    fn resume(record: &Record, _own: std::os::fd::BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         // The tasks have it attached by now.
-        if payload.doomed && payload.space.is_some() {
-            shm::remove(payload.number).map_err(|error| payload.failed("remove", error))?;
+        if record.doomed && record.space.is_some() {
+            shm::remove(record.number).map_err(|error| record.failed("remove", error))?;
         }
         Ok(())
     }
@@ -205,7 +196,7 @@ impl Next {
     }
 }
 
-impl Payload {
+impl Record {
     fn failed(&self, what: &str, error: std::io::Error) -> Error {
         Error::kernel(
             format!("{what} System V shared memory {}", self.number),
@@ -227,7 +218,7 @@ impl Payload {
         drop(next);
         shm::give(self.number, (self.uid, self.gid), self.mode).map_err(failed("give away"))?;
         let attached = Attached::new(self.number).map_err(failed("attach"))?;
-        let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
+        let huge = memfd::recorded_page_bytes(self.huge_page_bytes);
         let page_bytes = huge.unwrap_or(abi::PAGE_BYTES);
         let file = attached.file(page_bytes).map_err(failed("open"))?;
         if let Some(space) = self.space {
@@ -277,7 +268,7 @@ impl Payload {
     }
 
     fn create(&self) -> Result<i32> {
-        let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
+        let huge = memfd::recorded_page_bytes(self.huge_page_bytes);
         let made = shm::create(self.key, self.size_bytes, self.mode, huge);
         let made = match made {
             // One that is larger than memory was made without a promise.
@@ -343,12 +334,12 @@ mod tests {
         if !fits || never.is_ok_and(|mode| mode.trim() == "2") {
             testkit::skip!("such a segment is not allowed here");
         }
-        let payload = Payload {
+        let record = Record {
             size_bytes,
             mode: 0o600,
-            ..Payload::default()
+            ..Record::default()
         };
-        let number = payload.create().expect("a segment");
+        let number = record.create().expect("a segment");
         let made = Made { number };
         assert_eq!(shm::stat(number).expect("it is there").bytes, size_bytes);
         drop(made);
@@ -371,14 +362,14 @@ mod tests {
                         // A place beyond those that the kernel takes first, and how often it was
                         // taken.
                         let number = ((2 * turn + maker) << 15) + 20_000;
-                        let payload = Payload {
+                        let record = Record {
                             number,
                             size_bytes: 1,
                             mode: 0o600,
-                            ..Payload::default()
+                            ..Record::default()
                         };
                         let next = Next::lock().expect("the lock");
-                        assert_eq!(payload.make(&next).expect("a segment").number, number);
+                        assert_eq!(record.make(&next).expect("a segment").number, number);
                     }
                 })
             });

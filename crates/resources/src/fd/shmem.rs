@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Gid, Mode, SeekFrom, Uid};
 use rustix::io::Errno;
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, decode, memfd, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, memfd, status, tags};
 use crate::map::listing::HUGE_PAGES;
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ pub struct Shmem;
 
 /// Shared memory.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The first description (by id) of this memory; those with the same number share it.
     #[prost(uint32, tag = "1")]
     first: u32,
@@ -66,23 +66,19 @@ const STEP_BYTES: u64 = 1 << 30;
 const LINK: &[u8] = b"/dev/zero (deleted)";
 
 impl Kind for Shmem {
-    fn tag(&self) -> u16 {
-        tags::SHMEM
-    }
+    type Record = Record;
+    const TAG: u16 = tags::SHMEM;
+    const NAME: &'static str = "shmem";
 
-    fn name(&self) -> &'static str {
-        "shmem"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         let is_ours = Some(open.stat.st_dev) == memfd::device();
         let is_huge = memfd::huge_page_bytes(open).is_some();
         FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
             && (open.link == LINK && is_ours || open.link == HUGE_PAGES && is_huge)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        let mut payload = Payload {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
+        let mut record = Record {
             first: first_of_inode(open, cx),
             flags: open.info.flags,
             size_bytes: open.stat.st_size.cast_unsigned(),
@@ -95,45 +91,44 @@ impl Kind for Shmem {
             }),
             huge_page_bytes: memfd::huge_page_bytes(open).unwrap_or(0),
         };
-        if payload.first == open.id.0 && payload.size_bytes > 0 {
+        if record.first == open.id.0 && record.size_bytes > 0 {
             let file = status::reopen(open.own()?, rustix::fs::OFlags::RDONLY)?;
-            payload.space = Some(cx.store(file, payload.size_bytes)?);
+            record.space = Some(cx.store(file, record.size_bytes)?);
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(format!(
-            "size={} object={}",
-            payload.size_bytes, payload.first
-        ))
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        memfd::check_page_bytes(Self::NAME, record.huge_page_bytes)
     }
 
-    fn memory(&self, payload: &[u8]) -> Result<Option<SharedMemory>> {
-        let payload: Payload = decode(self, payload)?;
+    fn describe(record: &Record) -> String {
+        format!("size={} object={}", record.size_bytes, record.first)
+    }
+
+    fn memory(record: &Record) -> Result<Option<SharedMemory>> {
         Ok(Some(SharedMemory {
-            tag: self.tag(),
-            first: payload.first,
-            bytes: payload.size_bytes,
-            huge_page_bytes: memfd::checked_page_bytes(payload.huge_page_bytes)?,
-            space: payload.space,
+            tag: Self::TAG,
+            first: record.first,
+            bytes: record.size_bytes,
+            huge_page_bytes: memfd::recorded_page_bytes(record.huge_page_bytes),
+            space: record.space,
             takes_all: true,
             is_there: false,
         }))
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let key = (tags::SHMEM, u64::from(payload.first));
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let key = (tags::SHMEM, u64::from(record.first));
         if !cx.shared().contains_key(&key) {
-            let made = payload.create(cx)?;
+            let made = record.create(cx)?;
             cx.shared().insert(key, vec![made]);
         }
         let own = status::reopen(cx.shared()[&key][0].as_fd(), flags)?;
-        if payload.pos != 0 {
-            rustix::fs::seek(&own, SeekFrom::Start(payload.pos))
+        if record.pos != 0 {
+            rustix::fs::seek(&own, SeekFrom::Start(record.pos))
                 .map_err(|error| Error::kernel("seek in shared memory", error))?;
         }
         Ok(own)
@@ -149,12 +144,12 @@ fn steps(from_bytes: u64, to_bytes: u64) -> impl Iterator<Item = u64> {
     sizes.skip(1).take(if growing { count as usize } else { 0 })
 }
 
-impl Payload {
+impl Record {
     fn create(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let doing = || format!("make {} bytes of shared memory", self.size_bytes);
         // A mapping of no bytes cannot be; the file can be cut to none.
         let len = usize::try_from(self.size_bytes.max(1)).expect("64 bits");
-        let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
+        let huge = memfd::recorded_page_bytes(self.huge_page_bytes);
         // Of a larger one the kernel may not promise all at once, but what it grows by.
         let first = match huge {
             Some(_) => len,

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use prost::Message;
 use rustix::fs::OFlags;
 
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
 use crate::{Error, Result};
 
 /// See the file.
@@ -17,7 +17,7 @@ pub struct Signalfd;
 
 /// A signalfd; whose signals it reads depends on who reads.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The signals: bit 0 is signal 1.
     #[prost(fixed64, tag = "1")]
     mask: u64,
@@ -27,37 +27,34 @@ struct Payload {
 }
 
 impl Kind for Signalfd {
-    fn tag(&self) -> u16 {
-        tags::SIGNALFD
-    }
+    type Record = Record;
+    const TAG: u16 = tags::SIGNALFD;
+    const NAME: &'static str = "signalfd";
 
-    fn name(&self) -> &'static str {
-        "signalfd"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == b"anon_inode:[signalfd]"
     }
 
-    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Record> {
         let mask = open.info.field("sigmask");
         let mask = mask.and_then(|text| u64::from_str_radix(text, 16).ok());
-        let payload = Payload {
+        Ok(Record {
             mask: mask.ok_or_else(|| open.unsupported("its mask is not understood", None))?,
             flags: open.info.flags,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        Ok(format!("mask={:#x}", payload.mask))
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let own = sys::signalfd::create(payload.mask, flags.contains(OFlags::NONBLOCK))
+    fn describe(record: &Record) -> String {
+        format!("mask={:#x}", record.mask)
+    }
+
+    fn open(record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let own = sys::signalfd::create(record.mask, flags.contains(OFlags::NONBLOCK))
             .map_err(|error| Error::kernel("make a signalfd", error))?;
         status::set_rest(&own, flags)?;
         Ok(own)

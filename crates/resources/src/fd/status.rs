@@ -19,22 +19,26 @@ pub(crate) const ASYNC: OFlags = OFlags::from_bits_retain(0o20_000);
 /// `FMODE_NONOTIFY` and the like never show; anything beyond these bits was not written by a dump.
 const KNOWN: u32 = 0o37_777_777;
 
-/// The flags to open a file with so that it gets the dumped ones: without those that act on
-/// opening, with `O_CLOEXEC`.
+/// Refuses status flags that no description has.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for bits that no description has.
-pub(crate) fn checked(record: &str, flags: u32) -> Result<OFlags> {
+/// [`Error::Corrupt`].
+pub(crate) fn check(record: &str, flags: u32) -> Result<()> {
     let acting = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC;
-    let flags_set = OFlags::from_bits_retain(flags);
-    if flags & !KNOWN != 0 || flags_set.intersects(acting) {
-        return Err(Error::corrupt(record, format!("flags {flags:#o}")));
+    match flags & !KNOWN != 0 || OFlags::from_bits_retain(flags).intersects(acting) {
+        true => Err(Error::corrupt(record, format!("flags {flags:#o}"))),
+        false => Ok(()),
     }
+}
+
+/// The flags to open a file with so that it gets the dumped ones: without those that act on
+/// opening, with `O_CLOEXEC`.
+pub(crate) fn opening(flags: u32) -> OFlags {
     let mut dropped = OFlags::from_bits_retain(NAMELESS) | ASYNC;
     if flags & NAMELESS != 0 {
         dropped |= OFlags::DIRECTORY;
     }
-    Ok(flags_set.difference(dropped) | OFlags::CLOEXEC)
+    OFlags::from_bits_retain(flags).difference(dropped) | OFlags::CLOEXEC
 }
 
 /// Whether the description made its file as one without a name.
@@ -127,9 +131,9 @@ mod tests {
 
     #[test]
     fn flags_that_act_on_opening_are_refused() {
-        assert!(checked("x", OFlags::TRUNC.bits()).is_err());
-        assert!(checked("x", 1 << 30).is_err());
-        let nameless = checked("x", OFlags::TMPFILE.bits() | ASYNC.bits() | 2).expect("known");
+        assert!(check("x", OFlags::TRUNC.bits()).is_err());
+        assert!(check("x", 1 << 30).is_err());
+        let nameless = opening(OFlags::TMPFILE.bits() | ASYNC.bits() | 2);
         assert_eq!(nameless, OFlags::RDWR | OFlags::CLOEXEC);
     }
 }

@@ -58,12 +58,6 @@ pub const LOCKS: u16 = 148;
 pub const UNIX: u16 = 150;
 /// [`super::tcp`].
 pub const TCP: u16 = 151;
-
-/// Whether records with this number are open file descriptions, not what belongs to one.
-#[must_use]
-pub fn is_kind(tag: u16) -> bool {
-    (100..200).contains(&tag) && !(147..150).contains(&tag)
-}
 /// [`super::tty`].
 pub const TTY: u16 = 153;
 /// [`super::udp`].

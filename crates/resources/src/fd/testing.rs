@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use prost::Message as _;
 use rustix::event::epoll;
 use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags};
 use syscalls::Sysno;
@@ -15,7 +16,8 @@ use testkit::wait::{SOON, wait_until};
 use super::table::Link;
 use super::watched::Watched;
 use super::{
-    DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, attributes, claim, status, unread,
+    Description, DescriptionId, DumpContext, ErasedKind, Info, Kind, Open, RestoreContext,
+    attributes, claim, status, unread,
 };
 use crate::script::{Layout, Script};
 use crate::{Allow, Error, Result, ledger};
@@ -46,8 +48,7 @@ struct Entry {
 }
 
 struct Dumped {
-    kind: &'static dyn Kind,
-    payload: Vec<u8>,
+    description: Box<dyn Description>,
     attributes: Option<Vec<u8>>,
 }
 
@@ -66,8 +67,8 @@ fn renumber(fd: OwnedFd, number: i32) -> OwnedFd {
     moved
 }
 
-/// Opens what `payload` describes, with nothing else in the image.
-pub(crate) fn open_alone(kind: &dyn Kind, payload: &[u8]) -> Result<OwnedFd> {
+/// Opens what `record` describes, with nothing else in the image.
+pub(crate) fn open_alone<K: Kind>(record: &K::Record) -> Result<OwnedFd> {
     let mut restoring = Restoring {
         allow: Allow::default(),
         opened: Vec::new(),
@@ -78,7 +79,26 @@ pub(crate) fn open_alone(kind: &dyn Kind, payload: &[u8]) -> Result<OwnedFd> {
         spaces: &[],
         then: Vec::new(),
     };
-    kind.open(payload, &mut restoring)
+    K::check(record)?;
+    K::open(record, &mut restoring)
+}
+
+/// What an image says of its first description, if that is all of it.
+pub(crate) fn decoded<K: Kind>(kind: &K, record: &K::Record) -> Result<Box<dyn Description>> {
+    ErasedKind::decode(kind, DescriptionId(0), &record.encode_to_vec())
+}
+
+/// The description as an image has it: it says the same once it is encoded and decoded.
+pub(crate) fn stored(
+    kind: &dyn ErasedKind,
+    id: DescriptionId,
+    dumped: &dyn Description,
+) -> Result<Box<dyn Description>> {
+    let payload = dumped.encode();
+    let decoded = kind.decode(id, &payload)?;
+    assert_eq!(decoded.encode(), payload, "{}", kind.name());
+    assert_eq!(decoded.describe(), dumped.describe());
+    Ok(decoded)
 }
 
 impl World {
@@ -153,18 +173,16 @@ impl World {
             })?;
             let kind = claim(open)?;
             ledger::fdinfo::check(kind, open)?;
-            let payload = kind.dump(open, &mut dumping)?;
-            kind.describe(&payload)?;
+            let description = kind.dump(open, &mut dumping)?;
+            let description = stored(kind, open.id, &*description)?;
             let attributes = attributes::dump(open, &self.allow)?;
             dumped.push(Some(Dumped {
-                kind,
-                payload,
+                description,
                 attributes,
             }));
         }
-        for (open, dumped) in opens.iter().zip(&dumped) {
-            let kind = dumped.as_ref().expect("dumped").kind;
-            kind.check_among(open, &opens, &self.allow)?;
+        for open in &opens {
+            claim(open)?.check_among(open, &opens, &self.allow)?;
         }
         drop(opens);
         for (entry, dumped) in self.entries.iter_mut().zip(dumped) {
@@ -181,14 +199,14 @@ impl World {
 
     /// The kind of a dumped description and what people see of it.
     pub(crate) fn describe(&self, at: At) -> String {
-        let dumped = self.entries[at.0].dumped.as_ref().expect("dumped");
-        let line = dumped.kind.describe(&dumped.payload).expect("sound");
-        format!("{} {line}", dumped.kind.name())
+        let description = self.description(at);
+        format!("{} {}", description.name(), description.describe())
     }
 
-    /// What a dumped description has in an image.
-    pub(crate) fn payload(&self, at: At) -> &[u8] {
-        &self.entries[at.0].dumped.as_ref().expect("dumped").payload
+    /// A description as it was dumped.
+    pub(crate) fn description(&self, at: At) -> &dyn Description {
+        let dumped = self.entries[at.0].dumped.as_ref();
+        &*dumped.expect("dumped").description
     }
 
     /// Closes everything and opens it again.
@@ -211,30 +229,26 @@ impl World {
             .iter()
             .map(|entry| entry.dumped.as_ref().expect("dumped"));
         for dumped in dumped.clone() {
-            dumped.kind.prepare(&dumped.payload, &mut restoring)?;
+            dumped.description.prepare(&mut restoring)?;
         }
         for (entry, dumped) in self.entries.iter().zip(dumped.clone()) {
-            let own = dumped.kind.open(&dumped.payload, &mut restoring)?;
+            let own = dumped.description.open(&mut restoring)?;
             restoring.opened.push(Rc::new(renumber(own, entry.number)));
         }
         for (index, dumped) in dumped.clone().enumerate() {
             let own = Rc::clone(&restoring.opened[index]);
-            dumped
-                .kind
-                .finish(&dumped.payload, own.as_fd(), &mut restoring)?;
+            dumped.description.finish(own.as_fd(), &mut restoring)?;
             if let Some(payload) = &dumped.attributes {
                 attributes::finish(payload, own.as_fd())?;
             }
         }
         for (index, dumped) in dumped.clone().enumerate() {
             let own = restoring.opened[index].as_fd();
-            dumped.kind.resume(&dumped.payload, own, &self.allow)?;
+            dumped.description.resume(own, &self.allow)?;
         }
         let mut script = Script::default();
         for (entry, dumped) in self.entries.iter().zip(dumped) {
-            dumped
-                .kind
-                .in_task(&dumped.payload, entry.number, &mut script)?;
+            dumped.description.in_task(entry.number, &mut script);
             if let Some(payload) = &dumped.attributes {
                 attributes::in_pool(payload, entry.number, &mut script)?;
                 attributes::in_task(payload, entry.number, false, &mut script)?;

@@ -14,7 +14,7 @@ use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
 };
 
-use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Info, Kind, Open, RestoreContext, status, tags};
 use crate::ledger::fdinfo::TIMER_FLAGS;
 use crate::{Error, Result};
 
@@ -23,7 +23,7 @@ pub struct Timerfd;
 
 /// A timer.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The clock: `CLOCK_REALTIME` and so on.
     #[prost(uint32, tag = "1")]
     clock: u32,
@@ -50,7 +50,7 @@ struct Payload {
 
 const BILLION: u64 = 1_000_000_000;
 
-impl Payload {
+impl Record {
     fn from_info(info: &Info) -> Option<Self> {
         let number = |name| info.field(name)?.parse::<u64>().ok();
         let settime_flags = info.field("settime flags")?;
@@ -83,7 +83,7 @@ impl Payload {
 
     fn arm(&self, own: BorrowedFd<'_>) -> Result<()> {
         let kernel = |error: std::io::Error| Error::kernel("set a timerfd", error);
-        let clock = self.clocks().ok_or_else(|| self.corrupt())?.1;
+        let (_, clock) = self.clocks().expect("checked when decoded");
         let how = self.how();
         if self.remaining_ns > 0 || self.interval_ns > 0 || !how.is_empty() {
             // A periodic one that has expired goes on: a value of 0 would stop it for good.
@@ -124,11 +124,6 @@ impl Payload {
     fn may_be_due(&self) -> bool {
         self.remaining_ns == 0 && self.interval_ns > 0 && self.ticks == 0
     }
-
-    fn corrupt(&self) -> Error {
-        let (clock, flags) = (self.clock, self.settime_flags);
-        Error::corrupt("timerfd", format!("clock {clock}, flags {flags:#o}"))
-    }
 }
 
 /// Waits until a periodic timer has expired; a moment for one that is stopped.
@@ -144,12 +139,12 @@ fn wait_until_due(open: &Open<'_>) -> Result<()> {
 }
 
 /// The state in fdinfo now; `None` if it is not understood.
-fn read_again(open: &Open<'_>) -> Result<Option<Payload>> {
+fn read_again(open: &Open<'_>) -> Result<Option<Record>> {
     let path = format!("/proc/self/fdinfo/{}", open.own()?.as_raw_fd());
     let text = std::fs::read_to_string(&path);
     let text = text.map_err(|error| Error::kernel(format!("read {path}"), error))?;
     let info = Info::parse(&text).map(|(info, _)| info);
-    Ok(info.and_then(|info| Payload::from_info(&info)))
+    Ok(info.and_then(|info| Record::from_info(&info)))
 }
 
 /// "(1, 500)" in nanoseconds.
@@ -178,60 +173,61 @@ fn now_ns(clock: ClockId) -> u64 {
 }
 
 impl Kind for Timerfd {
-    fn tag(&self) -> u16 {
-        tags::TIMERFD
-    }
+    type Record = Record;
+    const TAG: u16 = tags::TIMERFD;
+    const NAME: &'static str = "timerfd";
 
-    fn name(&self) -> &'static str {
-        "timerfd"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == b"anon_inode:[timerfd]"
     }
 
-    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Record> {
         let unknown = || open.unsupported("its state is not understood", None);
-        let mut payload = Payload::from_info(&open.info).ok_or_else(unknown)?;
-        let (_, clock) = payload.clocks().ok_or_else(unknown)?;
-        let flags = u64::from(payload.settime_flags) & !TIMER_FLAGS.bits();
+        let mut record = Record::from_info(&open.info).ok_or_else(unknown)?;
+        let (_, clock) = record.clocks().ok_or_else(unknown)?;
+        let flags = u64::from(record.settime_flags) & !TIMER_FLAGS.bits();
         if flags != 0 {
             return Err(open.unsupported(&format!("its flags {flags:#o} are not known"), None));
         }
-        if payload.may_be_due() {
+        if record.may_be_due() {
             wait_until_due(open)?;
-            payload = read_again(open)?.ok_or_else(unknown)?;
+            record = read_again(open)?.ok_or_else(unknown)?;
         }
-        if payload.is_periodic_and_expired() {
+        if record.is_periodic_and_expired() {
             // The kernel does not count a periodic timer on before someone looks at it, and fdinfo
             // is not looking.
             let look = rustix::time::timerfd_gettime(open.own()?);
             look.map_err(|error| Error::kernel(format!("read {}", open.place()), error))?;
-            payload = read_again(open)?.ok_or_else(unknown)?;
+            record = read_again(open)?.ok_or_else(unknown)?;
         }
-        let day = clock == ClockId::Realtime && payload.how().contains(TimerfdTimerFlags::ABSTIME);
-        if day && payload.remaining_ns > 0 {
-            payload.deadline_ns = Some(now_ns(clock).saturating_add(payload.remaining_ns));
+        let day = clock == ClockId::Realtime && record.how().contains(TimerfdTimerFlags::ABSTIME);
+        if day && record.remaining_ns > 0 {
+            record.deadline_ns = Some(now_ns(clock).saturating_add(record.remaining_ns));
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload: Payload = decode(self, payload)?;
-        let (ticks, remaining_ns) = (payload.ticks, payload.remaining_ns);
-        let (clock, interval_ns) = (payload.clock, payload.interval_ns);
-        let remaining = format!("remaining={remaining_ns}ns interval={interval_ns}ns");
-        Ok(format!("clock={clock} {remaining} ticks={ticks}"))
-    }
-
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let (clock, _) = payload.clocks().ok_or_else(|| payload.corrupt())?;
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
         let known = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
-        if !known.contains(payload.how()) {
-            return Err(payload.corrupt());
+        if record.clocks().is_none() || !known.contains(record.how()) {
+            let (clock, flags) = (record.clock, record.settime_flags);
+            let what = format!("clock {clock}, flags {flags:#o}");
+            return Err(Error::corrupt(Self::NAME, what));
         }
+        Ok(())
+    }
+
+    fn describe(record: &Record) -> String {
+        let (ticks, remaining_ns) = (record.ticks, record.remaining_ns);
+        let (clock, interval_ns) = (record.clock, record.interval_ns);
+        let remaining = format!("remaining={remaining_ns}ns interval={interval_ns}ns");
+        format!("clock={clock} {remaining} ticks={ticks}")
+    }
+
+    fn open(record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let (clock, _) = record.clocks().expect("checked when decoded");
         let mut how = TimerfdFlags::CLOEXEC;
         how.set(TimerfdFlags::NONBLOCK, flags.contains(OFlags::NONBLOCK));
         let own = rustix::time::timerfd_create(clock, how)
@@ -240,14 +236,9 @@ impl Kind for Timerfd {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
+    fn finish(record: &Record, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         // As late as possible: what is left of the time should be left to the task.
-        decode::<Payload>(self, payload)?.arm(own)
+        record.arm(own)
     }
 }
 
@@ -377,11 +368,11 @@ mod tests {
 
     #[test]
     fn periodic_timer_that_expires_while_it_is_looked_at_goes_on() {
-        let expired = Payload {
+        let expired = Record {
             clock: 1,
             interval_ns: 5_000,
             ticks: 3,
-            ..Payload::default()
+            ..Record::default()
         };
         let empty = TimerfdTimerFlags::empty();
         let own = timer(TimerfdClockId::Monotonic, empty, 0, 0);
@@ -420,9 +411,9 @@ mod tests {
     fn nonsense_is_refused() {
         assert_eq!(pair_ns("(1, 5)"), Some(BILLION + 5));
         assert_eq!(pair_ns("1, 5"), None);
-        let wrong = Payload {
+        let wrong = Record {
             clock: 42,
-            ..Payload::default()
+            ..Record::default()
         };
         assert_eq!(wrong.clocks(), None);
     }

@@ -18,7 +18,6 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use prost::Message as _;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use sys::socket::{Count, count};
@@ -26,7 +25,7 @@ use sys::socket::{Count, count};
 use super::socket::multicast::{self, Group};
 use super::socket::options::{Buffer, Options, Stage, enlarge_buffer, restore_buffer};
 use super::socket::{self, Nature, inet, packet, peek};
-use super::{DumpContext, Kind, Open, RestoreContext, decode, ready};
+use super::{DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Error, Result};
 
 const SOCK_DGRAM: i32 = 2;
@@ -106,19 +105,12 @@ pub struct Datagram {
 pub struct UdpSocket;
 
 impl Kind for UdpSocket {
-    fn tag(&self) -> u16 {
-        super::tags::UDP
-    }
+    type Record = Udp;
+    const TAG: u16 = super::tags::UDP;
+    const NAME: &'static str = "udp socket";
+    const STAYS: bool = true;
 
-    fn stays(&self) -> bool {
-        true
-    }
-
-    fn name(&self) -> &'static str {
-        "udp socket"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         Nature::claims(open, |nature| {
             let inet = [inet::AF_INET, inet::AF_INET6].contains(&nature.family);
             let udp = [IPPROTO_UDP, IPPROTO_UDPLITE].contains(&nature.protocol);
@@ -126,12 +118,23 @@ impl Kind for UdpSocket {
         })
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Udp> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = checked(payload)?;
+    fn check(record: &Udp) -> Result<()> {
+        record.options.check()?;
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        if ![inet::AF_INET, inet::AF_INET6].contains(&record.family) {
+            return corrupt("of another family");
+        }
+        if !record.groups.iter().all(Group::is_address) {
+            return corrupt("a multicast group without an address");
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Udp) -> String {
         let mut line = if record.is_lite { "UDP-Lite " } else { "" }.to_owned();
         line += &inet::print(&record.local);
         if !record.remote.is_empty() {
@@ -140,12 +143,11 @@ impl Kind for UdpSocket {
         if !record.queue.is_empty() {
             line += &format!(" queued={}", record.queue.len());
         }
-        Ok(line)
+        line
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = checked(payload)?;
-        let own = make(&record)?;
+    fn open(record: &Udp, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let own = make(record)?;
         record.options.apply(own.as_fd(), Stage::Early)?;
         record.common.apply(own.as_fd())?;
         let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
@@ -163,19 +165,13 @@ impl Kind for UdpSocket {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let record = checked(payload)?;
+    fn finish(record: &Udp, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         record.options.restore_bound(own)?;
         record.options.apply(own, Stage::Late)?;
         let bytes: usize = record.queue.iter().map(|one| one.data.len() + 1024).sum();
         let failed = |error| Error::kernel("make room for unread datagrams", error);
         let old = enlarge_buffer(own, Buffer::Receive, bytes).map_err(failed)?;
-        fill(&record, own);
+        fill(record, own);
         restore_buffer(own, old).map_err(failed)?;
         if record.is_refused {
             set_refused(&record.local, &record.remote, record.is_lite);
@@ -199,18 +195,6 @@ fn make(record: &Udp) -> Result<OwnedFd> {
         },
         _ => Error::kernel("make a UDP socket", error),
     })
-}
-
-fn checked(payload: &[u8]) -> Result<Udp> {
-    let record: Udp = decode(&UdpSocket, payload)?;
-    let corrupt = |what| Err(Error::corrupt("udp socket", what));
-    if ![inet::AF_INET, inet::AF_INET6].contains(&record.family) {
-        return corrupt("of another family");
-    }
-    if !record.groups.iter().all(Group::is_address) {
-        return corrupt("a multicast group without an address");
-    }
-    Ok(record)
 }
 
 fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Udp> {
@@ -740,7 +724,7 @@ mod tests {
 
     #[test]
     fn damaged_payloads_are_refused() {
-        assert!(checked(&Udp::default().encode_to_vec()).is_err());
+        assert!(UdpSocket::check(&Udp::default()).is_err());
         let group = Group {
             interface: 1,
             address: vec![1; 5],
@@ -750,6 +734,6 @@ mod tests {
             groups: vec![group],
             ..Udp::default()
         };
-        assert!(checked(&record.encode_to_vec()).is_err());
+        assert!(UdpSocket::check(&record).is_err());
     }
 }

@@ -19,7 +19,7 @@ use prost::Message;
 use rustix::fs::OFlags;
 use syscalls::Sysno;
 
-use super::{DumpContext, Kind, Open, RestoreContext, decode, late, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, late, tags};
 use crate::kernel::Kernel;
 use crate::script::Script;
 use crate::{Error, Result};
@@ -32,10 +32,10 @@ pub struct Userfaultfd;
 
 /// A userfaultfd.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The process whose memory it is about.
     #[prost(int32, tag = "1")]
-    pid: i32,
+    pub pid: i32,
     /// `O_NONBLOCK`, if it is set.
     #[prost(uint32, tag = "2")]
     flags: u32,
@@ -45,7 +45,7 @@ struct Payload {
     /// The features that were asked for when its conversation was opened; none where that was not
     /// done yet.
     #[prost(uint64, optional, tag = "4")]
-    features: Option<u64>,
+    pub features: Option<u64>,
 }
 
 const KNOWN: OFlags = OFlags::NONBLOCK;
@@ -62,17 +62,6 @@ struct Looked {
     features: Option<u64>,
     /// Whether somebody waits until an event is read that is no fault.
     has_events: bool,
-}
-
-impl Payload {
-    fn read(payload: &[u8]) -> Result<Self> {
-        let read: Self = decode(&Userfaultfd, payload)?;
-        let features = read.features.unwrap_or(0);
-        if read.pid <= 0 || read.flags & !KNOWN.bits() != 0 || features >= u64::from(INITIALIZED) {
-            return Err(Error::corrupt(Userfaultfd.name(), format!("{read:?}")));
-        }
-        Ok(read)
-    }
 }
 
 /// The process among `pids` whose memory `open` is about.
@@ -125,43 +114,17 @@ fn look(open: &Open<'_>) -> Result<Looked> {
     })
 }
 
-/// The process that a description of an image is about, if it is a userfaultfd.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn process((tag, payload): super::Payload<'_>) -> Result<Option<i32>> {
-    match tag {
-        tags::USERFAULTFD => Payload::read(payload).map(|payload| Some(payload.pid)),
-        _ => Ok(None),
-    }
-}
-
-/// The features with which its conversation is opened again, if it was.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn features(payload: &[u8]) -> Result<Option<u64>> {
-    Ok(Payload::read(payload)?.features)
-}
-
 impl Kind for Userfaultfd {
-    fn tag(&self) -> u16 {
-        tags::USERFAULTFD
-    }
+    type Record = Record;
+    const TAG: u16 = tags::USERFAULTFD;
+    const NAME: &'static str = "userfaultfd";
+    const STAYS: bool = true;
 
-    fn stays(&self) -> bool {
-        true
-    }
-
-    fn name(&self) -> &'static str {
-        "userfaultfd"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         late::check(open)?;
         let flags = open.info.flags & !OFlags::RDWR.bits();
         if flags & !KNOWN.bits() != 0 {
@@ -184,55 +147,55 @@ impl Kind for Userfaultfd {
             features,
             ..
         } = looked;
-        let payload = Payload {
+        Ok(Record {
             pid,
             flags,
             user_mode_only,
             features,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload = Payload::read(payload)?;
-        let mut line = format!("of={} flags={:#o}", payload.pid, payload.flags);
-        if payload.user_mode_only {
+    fn check(record: &Record) -> Result<()> {
+        let features = record.features.unwrap_or(0);
+        if record.pid <= 0
+            || record.flags & !KNOWN.bits() != 0
+            || features >= u64::from(INITIALIZED)
+        {
+            return Err(Error::corrupt(Self::NAME, format!("{record:?}")));
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Record) -> String {
+        let mut line = format!("of={} flags={:#o}", record.pid, record.flags);
+        if record.user_mode_only {
             line += " user-mode-only";
         }
-        match payload.features {
-            Some(features) => Ok(format!("{line} features={features:#x}")),
-            None => Ok(line),
+        match record.features {
+            Some(features) => format!("{line} features={features:#x}"),
+            None => line,
         }
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        Payload::read(payload)?;
+    fn open(_record: &Record, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         late::placeholder()
     }
 
-    fn task(&self, payload: &[u8]) -> Result<Option<i32>> {
-        Ok(Some(Payload::read(payload)?.pid))
+    fn task(record: &Record) -> Option<i32> {
+        Some(record.pid)
     }
 
-    fn is_late(&self, payload: &[u8]) -> Result<bool> {
-        Payload::read(payload).map(|_| true)
+    fn is_late(_record: &Record) -> bool {
+        true
     }
 
-    fn open_in_task(
-        &self,
-        payload: &[u8],
-        number: i32,
-        _needed: Option<i32>,
-        script: &mut Script,
-    ) -> Result<()> {
-        let payload = Payload::read(payload)?;
-        let only = if payload.user_mode_only {
+    fn open_in_task(record: &Record, number: i32, _needed: Option<i32>, script: &mut Script) {
+        let only = if record.user_mode_only {
             USER_MODE_ONLY
         } else {
             0
         };
-        script.expect(Sysno::userfaultfd, [(payload.flags | only).into()], number);
-        Ok(())
+        script.expect(Sysno::userfaultfd, [(record.flags | only).into()], number);
     }
 }
 
@@ -270,42 +233,38 @@ mod tests {
 
     #[test]
     fn what_none_has_is_corrupt() {
-        let sound = Payload {
+        let sound = Record {
             pid: 7,
             flags: OFlags::NONBLOCK.bits(),
             user_mode_only: true,
             features: Some(0),
         };
-        Payload::read(&sound.encode_to_vec()).expect("it is sound");
-        let changes: [fn(&mut Payload); 3] = [
-            |payload| payload.pid = 0,
-            |payload| payload.flags = 1,
-            |payload| payload.features = Some(1 << 31),
+        Userfaultfd::check(&sound).expect("it is sound");
+        let changes: [fn(&mut Record); 3] = [
+            |record| record.pid = 0,
+            |record| record.flags = 1,
+            |record| record.features = Some(1 << 31),
         ];
         for change in changes {
-            let mut payload = sound.clone();
-            change(&mut payload);
-            let error = Payload::read(&payload.encode_to_vec()).expect_err("wrong");
+            let mut record = sound.clone();
+            change(&mut record);
+            let error = Userfaultfd::check(&record).expect_err("wrong");
             assert!(matches!(error, Error::Corrupt { .. }), "{error}");
         }
     }
 
     #[test]
     fn it_is_made_by_its_process_with_its_flags() {
-        let payload = Payload {
+        let record = Record {
             pid: 7,
             flags: OFlags::NONBLOCK.bits(),
             user_mode_only: true,
             features: None,
         };
         let mut script = Script::default();
-        let made = Userfaultfd.open_in_task(&payload.encode_to_vec(), 5, None, &mut script);
-        made.expect("it is sound");
+        Userfaultfd::open_in_task(&record, 5, None, &mut script);
         let text = script.to_string();
         assert!(text.contains("userfaultfd("), "{text}");
-        assert_eq!(
-            Userfaultfd.task(&payload.encode_to_vec()).expect("sound"),
-            Some(7)
-        );
+        assert_eq!(Userfaultfd::task(&record), Some(7));
     }
 }

@@ -14,13 +14,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use prost::Message as _;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature};
-use super::{DumpContext, Kind, Open, RestoreContext, decode, ready};
+use super::{DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Allow, Error, Result};
 
 const AF_VSOCK: i32 = 40;
@@ -61,38 +60,47 @@ pub struct Vsock {
 pub struct VsockSocket;
 
 impl Kind for VsockSocket {
-    fn tag(&self) -> u16 {
-        super::tags::VSOCK
-    }
+    type Record = Vsock;
+    const TAG: u16 = super::tags::VSOCK;
+    const NAME: &'static str = "vsock socket";
 
-    fn name(&self) -> &'static str {
-        "vsock socket"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         Nature::claims(open, |nature| {
             nature.family == AF_VSOCK && is_kept(nature.kind)
         })
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vsock> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = checked(payload)?;
+    fn check(record: &Vsock) -> Result<()> {
+        record.options.check()?;
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        if !is_kept(record.kind) {
+            return corrupt("of no known type");
+        }
+        if record.port == Some(ANY) {
+            return corrupt("with a port that is none");
+        }
+        if record.listens && record.port.is_none() {
+            return corrupt("listens without a port");
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Vsock) -> String {
         let Some(port) = record.port else {
-            return Ok("no address".to_owned());
+            return "no address".to_owned();
         };
         let listens = if record.listens { " listens" } else { "" };
-        Ok(match record.machine {
+        match record.machine {
             ANY => format!("port={port}{listens}"),
             machine => format!("machine={machine} port={port}{listens}"),
-        })
+        }
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = checked(payload)?;
+    fn open(record: &Vsock, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let own =
             sys::socket::open(AF_VSOCK, record.kind, 0).map_err(
                 |error| match Errno::from_io_error(&error) {
@@ -119,13 +127,7 @@ impl Kind for VsockSocket {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let record = checked(payload)?;
+    fn finish(record: &Vsock, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         record.options.apply(own, Stage::Late)?;
         if record.listens {
             sys::socket::listen(own, SOMAXCONN)
@@ -137,21 +139,6 @@ impl Kind for VsockSocket {
 
 fn is_kept(kind: i32) -> bool {
     [SOCK_STREAM, SOCK_SEQPACKET].contains(&kind)
-}
-
-fn checked(payload: &[u8]) -> Result<Vsock> {
-    let record: Vsock = decode(&VsockSocket, payload)?;
-    let corrupt = |what| Err(Error::corrupt("vsock socket", what));
-    if !is_kept(record.kind) {
-        return corrupt("of no known type");
-    }
-    if record.port == Some(ANY) {
-        return corrupt("with a port that is none");
-    }
-    if record.listens && record.port.is_none() {
-        return corrupt("listens without a port");
-    }
-    Ok(record)
 }
 
 fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Vsock> {
@@ -314,7 +301,7 @@ mod tests {
             port: Some(5),
             ..Vsock::default()
         };
-        checked(&good.encode_to_vec()).unwrap();
+        VsockSocket::check(&good).unwrap();
         for bad in [
             Vsock {
                 kind: 2,
@@ -330,7 +317,7 @@ mod tests {
                 ..good
             },
         ] {
-            checked(&bad.encode_to_vec()).unwrap_err();
+            VsockSocket::check(&bad).unwrap_err();
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use sys::ledger::{Entry, List, kept, refused, stateless};
 
-use crate::fd::{Kind, Open, tags};
+use crate::fd::{ErasedKind, Open, tags};
 use crate::{Error, Result};
 
 /// The lines that every kind of descriptor has.
@@ -247,7 +247,7 @@ fn is_of_ring(name: &str) -> bool {
 ///
 /// # Errors
 /// [`Error::Unsupported`].
-pub fn check(kind: &dyn Kind, open: &Open<'_>) -> Result<()> {
+pub fn check(kind: &dyn ErasedKind, open: &Open<'_>) -> Result<()> {
     let refuse = |why: String| Err::<(), Error>(open.unsupported(&why, None));
     let mut lines = open
         .info

@@ -56,9 +56,11 @@ pub fn kinds(root: &Path) -> Result<Vec<String>> {
 /// Whether a file implements what is listed.
 pub fn is_kind(text: &str) -> bool {
     let masked = mask(text);
-    TRAITS
-        .iter()
-        .any(|name| masked.contains(&format!("impl {name}")))
+    let implements = |before: &str| {
+        let mut traits = TRAITS.iter();
+        traits.any(|name| masked.contains(&format!("{before}{name}")))
+    };
+    implements("impl ") || implements("::")
 }
 
 /// Checks that each file of a family is a module of it, and stands on the family's list where it
@@ -84,35 +86,36 @@ pub fn check_lists(root: &Path) -> Result<Vec<Violation>> {
 
 /// Checks a family's `mod.rs` against its files, given by name with their text.
 ///
-/// A list is a constant of type `&[&dyn TRAIT]`; what has an `impl TRAIT for` belongs on it.
+/// A list is a constant of type `&[&dyn TRAIT]` in one of them; each kind or part of the family
+/// belongs on it.
 fn check_list(path: &Path, text: &str, kinds: &[(String, String)]) -> Vec<Violation> {
     let masked = mask(text);
     let lines: Vec<&str> = masked.lines().collect();
     let code = &lines[..code_lines(path, &lines)];
-    let list = code
-        .iter()
-        .position(|line| line.contains("&[&dyn ") && line.contains('='));
-    let listed_trait = list.and_then(|number| {
-        let (_, rest) = code[number].split_once("&[&dyn ")?;
-        Some(&rest[..rest.find(']')?])
-    });
-    let list = list.map_or(&[][..], |start| {
-        let length = code[start..].iter().position(|line| line.contains("];"));
-        &code[start..=start + length.unwrap_or(0)]
-    });
+    let list = kinds.iter().find_map(|(_, text)| list_of(text));
+    let list = list_of(text).or(list);
     let mut broken = Vec::new();
     for (kind, text) in kinds {
         let declared = lines_with(code, &format!("mod {kind}"));
-        let belongs = listed_trait.is_some_and(|name| mask(text).contains(&format!("{name} for ")));
+        let is_listed = |list: &String| list.contains(&format!("&{kind}::"));
+        let is_missing = list.as_ref().is_some_and(|list| !is_listed(list));
         if declared.is_empty() {
             let rule = format!("{kind}.rs is no module of its family: add `mod {kind};`");
             broken.push(Violation::new(path, 1, rule));
-        } else if belongs && lines_with(list, &format!("{kind}::")).is_empty() {
+        } else if is_missing && is_kind(text) {
             let rule = format!("`{kind}` does not stand on its family's list");
             broken.push(Violation::new(path, declared[0], rule));
         }
     }
     broken
+}
+
+/// The list in a file, if it has one.
+fn list_of(text: &str) -> Option<String> {
+    let masked = mask(text);
+    let (_, list) = masked.split_once(": &[&dyn ")?;
+    let (list, _) = list.split_once("];")?;
+    Some(list.to_owned())
 }
 
 /// Checks that crates that shall not know resources or processes name none.

@@ -26,7 +26,7 @@ struct Tag {
     line: usize,
 }
 
-/// A kind that answers `tag()` with a constant and `name()` with a text.
+/// A kind or a part: the constant of its number, and its name.
 #[derive(Debug, PartialEq, Eq)]
 struct Claim {
     constant: String,
@@ -180,23 +180,31 @@ fn plain(doc: &str) -> String {
         .replace("super::", "")
 }
 
-/// Finds `fn tag(&self) -> u16 { CONSTANT }` and the `fn name` after it.
+/// Finds `const TAG: u16 = CONSTANT;` in an implementation, or `fn tag(&self) -> u16 { CONSTANT }`,
+/// and the name after it.
 fn claims(path: &Path, lines: &[&str]) -> Vec<Claim> {
     let mut found: Vec<Claim> = Vec::new();
     for pair in lines.windows(2) {
         let [head, body] = [pair[0].trim(), pair[1].trim()];
-        if head == "fn tag(&self) -> u16 {" {
-            let constant = body.rsplit("::").next().unwrap_or(body);
+        let inside = pair[0].starts_with(' ');
+        let constant = match head {
+            "fn tag(&self) -> u16 {" => Some(body),
+            _ => head.strip_prefix("const TAG: u16 = ").filter(|_| inside),
+        };
+        if let Some(constant) = constant {
+            let constant = constant.rsplit("::").next().unwrap_or(constant);
             found.push(Claim {
-                constant: constant.into(),
+                constant: constant.trim_end_matches(';').into(),
                 name: String::new(),
                 path: path.into(),
             });
         }
-        if head == "fn name(&self) -> &'static str {"
-            && let Some(claim) = found.last_mut()
-        {
-            claim.name = body.trim_matches('"').into();
+        let name = match head {
+            "fn name(&self) -> &'static str {" => Some(body),
+            _ => head.strip_prefix("const NAME: &'static str = "),
+        };
+        if let (Some(name), Some(claim)) = (name, found.last_mut()) {
+            claim.name = name.trim_matches(['"', ';']).into();
         }
     }
     found
@@ -303,7 +311,7 @@ mod tests {
 pub const TAG: u16 = 1_04;
 /// One end.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+struct Record {
     /// The first.
     #[prost(uint32, repeated, tag = "1")]
     pub first: Vec<u32>,
@@ -322,12 +330,9 @@ enum State {
     Stopped = 1,
 }
 impl Kind for Pipe {
-    fn tag(&self) -> u16 {
-        TAG
-    }
-    fn name(&self) -> &'static str {
-        "pipe"
-    }
+    type Record = Record;
+    const TAG: u16 = TAG;
+    const NAME: &'static str = "pipe";
 }
 "#;
 
@@ -352,7 +357,7 @@ impl Kind for Pipe {
             | 104 | pipe | crates/resources/src/fd/pipe.rs |\n\n\
             The messages, as protobuf would declare them:\n\n```proto\n\
             // crates/resources/src/fd/pipe.rs\n\
-            message Payload {\n  repeated uint32 first = 1;\n  optional Queue queue = 2;\n\
+            message Record {\n  repeated uint32 first = 1;\n  optional Queue queue = 2;\n\
             \x20 bytes name = 3;\n  State state = 4;\n}\n\
             enum State {\n  Running = 0;\n  Stopped = 1;\n}\n```\n\n\
             <!-- records:end -->\nmore\n";

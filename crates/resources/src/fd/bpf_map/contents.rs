@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 use sys::bpf_map::{self, Entries, Sizes};
 use sys::per_cpu;
 
-use super::Payload;
+use super::Record;
 use super::holders::LookedUp;
 use crate::fd::{DumpContext, RestoreContext};
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ fn processors() -> Result<u32> {
     Ok(possible.len() as u32)
 }
 
-impl Payload {
+impl Record {
     fn sizes(&self, processors: u32) -> Sizes {
         let value = self.value_bytes as usize;
         let value = match processors {
@@ -81,32 +81,32 @@ impl Contents {
     /// [`Error::Mismatch`] for a queue that cannot be looked into.
     pub(super) fn dump(
         map: &OwnedFd,
-        payload: &Payload,
+        record: &Record,
         looked_up: &LookedUp,
         cx: &mut dyn DumpContext,
     ) -> Result<Self> {
         let mut contents = Self::default();
-        if payload.is_per_cpu() {
+        if record.is_per_cpu() {
             contents.processors = processors()?;
         }
-        let sizes = payload.sizes(contents.processors);
+        let sizes = record.sizes(contents.processors);
         let mut file = memory()?;
-        let bytes = match payload.is_keyed() {
-            true => write_entries(map, payload, sizes, &mut file)?,
+        let bytes = match record.is_keyed() {
+            true => write_entries(map, record, sizes, &mut file)?,
             false => {
                 let values = looked_up.values(sizes.value)?;
                 let written = file.write_all(&values);
-                written.map_err(|error| payload.failed("keep what is in", error))?;
+                written.map_err(|error| record.failed("keep what is in", error))?;
                 values.len() as u64
             }
         };
-        contents.entries = bytes / payload.entry_bytes(sizes) as u64;
+        contents.entries = bytes / record.entry_bytes(sizes) as u64;
         if bytes > INLINE_BYTES as u64 {
             contents.space = Some(cx.store(file.into(), bytes)?);
         } else {
             contents.inline = vec![0; bytes as usize];
             let read = file.read_exact_at(&mut contents.inline, 0);
-            read.map_err(|error| payload.failed("keep what is in", error))?;
+            read.map_err(|error| record.failed("keep what is in", error))?;
         }
         Ok(contents)
     }
@@ -130,12 +130,12 @@ impl Contents {
     pub(super) fn load(
         &self,
         map: &OwnedFd,
-        payload: &Payload,
+        record: &Record,
         cx: &mut dyn RestoreContext,
     ) -> Result<()> {
-        let place = payload.place();
+        let place = record.place();
         let corrupt = || Error::corrupt(format!("BPF map {place}"), "its entries make no sense");
-        if payload.is_per_cpu() != (self.processors > 0) {
+        if record.is_per_cpu() != (self.processors > 0) {
             return Err(corrupt());
         }
         if self.processors > 0 && self.processors != processors()? {
@@ -147,43 +147,43 @@ impl Contents {
                 ),
             });
         }
-        let sizes = payload.sizes(self.processors);
-        let bytes = self.entries.checked_mul(payload.entry_bytes(sizes) as u64);
-        let bytes = bytes.filter(|_| self.entries <= u64::from(payload.max_entries));
+        let sizes = record.sizes(self.processors);
+        let bytes = self.entries.checked_mul(record.entry_bytes(sizes) as u64);
+        let bytes = bytes.filter(|_| self.entries <= u64::from(record.max_entries));
         let bytes = bytes.ok_or_else(corrupt)?;
         let mut file = memory()?;
         match self.space {
             None if self.inline.len() as u64 == bytes => {
                 let written = file.write_all(&self.inline);
-                written.map_err(|error| payload.failed("fill", error))?;
+                written.map_err(|error| record.failed("fill", error))?;
             }
             None => return Err(corrupt()),
             Some(space) => cx.load(space, file.as_fd())?,
         }
         let there = file.metadata();
-        let there = there.map_err(|error| payload.failed("fill", error))?.len();
+        let there = there.map_err(|error| record.failed("fill", error))?.len();
         // A space has whole pages.
         if there < bytes || there > bytes.next_multiple_of(4096) {
             return Err(corrupt());
         }
         let filler = Filler {
             map,
-            payload,
+            record,
             sizes,
             file: &file,
             entries: self.entries,
         };
-        filler.fill().map_err(|error| payload.failed("fill", error))
+        filler.fill().map_err(|error| record.failed("fill", error))
     }
 }
 
 /// Writes all entries of a map into a file; how many bytes.
-fn write_entries(map: &OwnedFd, payload: &Payload, sizes: Sizes, file: &mut File) -> Result<u64> {
-    let failed = |error: io::Error| payload.failed("read", error);
+fn write_entries(map: &OwnedFd, record: &Record, sizes: Sizes, file: &mut File) -> Result<u64> {
+    let failed = |error: io::Error| record.failed("read", error);
     let mut entries = Entries::new(map, sizes);
     let mut bytes = 0;
     while let Some((keys, values)) = entries.read().map_err(failed)? {
-        let piece = match payload.is_array() {
+        let piece = match record.is_array() {
             true => values,
             false => {
                 let keys = keys.chunks_exact(sizes.key);
@@ -202,7 +202,7 @@ fn write_entries(map: &OwnedFd, payload: &Payload, sizes: Sizes, file: &mut File
 /// What a new map is filled with.
 struct Filler<'a> {
     map: &'a OwnedFd,
-    payload: &'a Payload,
+    record: &'a Record,
     sizes: Sizes,
     file: &'a File,
     entries: u64,
@@ -213,13 +213,13 @@ type Piece = (Vec<u8>, Vec<u8>);
 
 impl Filler<'_> {
     fn fill(&self) -> io::Result<()> {
-        if !self.payload.is_keyed() {
+        if !self.record.is_keyed() {
             return self.each(|(_, values)| {
                 let mut values = values.chunks_exact(self.sizes.value);
                 values.try_for_each(|value| bpf_map::push(self.map, value))
             });
         }
-        if !self.payload.forgets() {
+        if !self.record.forgets() {
             return self.each(|piece| self.update(&piece));
         }
         // The kernel gives each processor room for many entries at a time, and forgets some for
@@ -259,7 +259,7 @@ impl Filler<'_> {
 
     /// Has something done with all entries, some at a time.
     fn each(&self, mut with: impl FnMut(Piece) -> io::Result<()>) -> io::Result<()> {
-        let entry_bytes = self.payload.entry_bytes(self.sizes);
+        let entry_bytes = self.record.entry_bytes(self.sizes);
         let at_once = (PIECE_BYTES / entry_bytes).max(1) as u64;
         let mut next = 0;
         while next < self.entries {
@@ -274,7 +274,7 @@ impl Filler<'_> {
     }
 
     fn split(&self, bytes: &[u8], first: u64) -> Piece {
-        if self.payload.is_array() {
+        if self.record.is_array() {
             let keys = (first as u32..).take(bytes.len() / self.sizes.value);
             return (keys.flat_map(u32::to_ne_bytes).collect(), bytes.to_vec());
         }

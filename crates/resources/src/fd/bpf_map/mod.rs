@@ -27,7 +27,7 @@ use rustix::fs::OFlags;
 use sys::bpf_map::{self, Definition};
 
 use self::contents::Contents;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
 use crate::{Error, Result};
 
 /// The target of a map's link in /proc/PID/fd.
@@ -38,7 +38,7 @@ pub struct BpfMap;
 
 /// One description of a map.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The first description (by id) of this map: those with the same number share it.
     #[prost(uint32, tag = "1")]
     first: u32,
@@ -146,30 +146,26 @@ fn kind_name(kind: u32) -> &'static str {
 
 /// The number of the map behind a description, if it is one.
 fn id_of<'a>(open: &'a Open<'_>) -> Option<&'a str> {
-    open.info.field("map_id").filter(|_| BpfMap.claims(open))
+    open.info.field("map_id").filter(|_| BpfMap::claims(open))
 }
 
 impl Kind for BpfMap {
-    fn tag(&self) -> u16 {
-        tags::BPF_MAP
-    }
+    type Record = Record;
+    const TAG: u16 = tags::BPF_MAP;
+    const NAME: &'static str = "BPF map";
 
-    fn name(&self) -> &'static str {
-        "BPF map"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let failed = |error| Error::kernel(format!("ask {}", open.place()), error);
         let info = bpf_map::info(open.own()?).map_err(failed)?;
         let definition = &info.definition;
         check(open, &info)?;
         let looked_up = holders::look_up(open, cx, definition)?;
         let same = cx.all().iter().find(|other| id_of(other) == id_of(open));
-        let mut payload = Payload {
+        let mut record = Record {
             first: same.map_or(open.id.0, |first| first.id.0),
             kind: definition.kind,
             key_bytes: definition.key_bytes,
@@ -182,37 +178,49 @@ impl Kind for BpfMap {
             flags: open.info.flags,
             contents: None,
         };
-        if payload.first == open.id.0 {
+        if record.first == open.id.0 {
             let map = bpf_map::open(info.id, bpf_map::READ_ONLY).map_err(failed)?;
-            let contents = Contents::dump(&map, &payload, &looked_up, cx);
-            payload.contents = Some(contents.map_err(|error| match error {
+            let contents = Contents::dump(&map, &record, &looked_up, cx);
+            record.contents = Some(contents.map_err(|error| match error {
                 Error::Mismatch { what } => open.unsupported(&what, None),
                 error => error,
             })?);
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload = checked(payload)?;
-        let entries = match &payload.contents {
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        let sizes = [record.key_bytes, record.value_bytes];
+        let is_sound = KEPT.contains(&kind_name(record.kind))
+            && sizes.iter().all(|size| *size <= SIZE_MAX_BYTES)
+            && record.is_keyed() == (record.key_bytes > 0)
+            && record.value_bytes > 0
+            && record.map_flags & !FLAGS == 0
+            && record.name.len() < bpf_map::NAME_BYTES
+            && !record.name.contains(&0);
+        match is_sound {
+            true => Ok(()),
+            false => Err(Error::corrupt(Self::NAME, "makes no sense")),
+        }
+    }
+
+    fn describe(record: &Record) -> String {
+        let entries = match &record.contents {
             Some(contents) => format!(" entries={}", contents.entries),
             None => String::new(),
         };
-        let frozen = if payload.frozen { " (frozen)" } else { "" };
-        let (most, key, value) = (payload.max_entries, payload.key_bytes, payload.value_bytes);
-        let place = payload.place();
-        Ok(format!(
-            "{place}{frozen}{entries} room={most}x({key}+{value})"
-        ))
+        let frozen = if record.frozen { " (frozen)" } else { "" };
+        let (most, key, value) = (record.max_entries, record.key_bytes, record.value_bytes);
+        let place = record.place();
+        format!("{place}{frozen}{entries} room={most}x({key}+{value})")
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = checked(payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let key = (tags::BPF_MAP, u64::from(payload.first));
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let key = (tags::BPF_MAP, u64::from(record.first));
         if !cx.shared().contains_key(&key) {
-            let map = payload.make(cx)?;
+            let map = record.make(cx)?;
             cx.shared().insert(key, vec![map]);
         }
         let holder = cx.shared()[&key][0].as_fd();
@@ -222,7 +230,7 @@ impl Kind for BpfMap {
             _ => 0,
         };
         let own = bpf_map::info(holder).and_then(|info| bpf_map::open(info.id, access));
-        let own = own.map_err(|error| payload.failed("open", error))?;
+        let own = own.map_err(|error| record.failed("open", error))?;
         if flags.intersects(status::SETTABLE) {
             status::set(&own, flags)?;
         }
@@ -253,23 +261,7 @@ fn check(open: &Open<'_>, info: &bpf_map::Info) -> Result<()> {
     Ok(())
 }
 
-fn checked(payload: &[u8]) -> Result<Payload> {
-    let payload: Payload = decode(&BpfMap, payload)?;
-    let sizes = [payload.key_bytes, payload.value_bytes];
-    let is_sound = KEPT.contains(&kind_name(payload.kind))
-        && sizes.iter().all(|size| *size <= SIZE_MAX_BYTES)
-        && payload.is_keyed() == (payload.key_bytes > 0)
-        && payload.value_bytes > 0
-        && payload.map_flags & !FLAGS == 0
-        && payload.name.len() < bpf_map::NAME_BYTES
-        && !payload.name.contains(&0);
-    match is_sound {
-        true => Ok(payload),
-        false => Err(Error::corrupt(BpfMap.name(), "makes no sense")),
-    }
-}
-
-impl Payload {
+impl Record {
     fn kind(&self) -> &'static str {
         kind_name(self.kind)
     }

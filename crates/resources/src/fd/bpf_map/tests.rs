@@ -218,53 +218,53 @@ fn what_makes_no_sense_is_refused() {
     testkit::needs_root!();
     let own = needs_map!(map("hash", (4, 8), 10));
     assert!(own.as_raw_fd() >= 0);
-    let sound = Payload {
+    let sound = Record {
         kind: 1,
         key_bytes: 4,
         value_bytes: 8,
         max_entries: 10,
         flags: 2,
         contents: Some(Contents::default()),
-        ..Payload::default()
+        ..Record::default()
     };
-    open_alone(&BpfMap, &sound.encode_to_vec()).expect("it is sound");
-    let change = |change: &dyn Fn(&mut Payload)| {
-        let mut payload = sound.clone();
-        change(&mut payload);
-        payload
+    open_alone::<BpfMap>(&sound).expect("it is sound");
+    let change = |change: &dyn Fn(&mut Record)| {
+        let mut record = sound.clone();
+        change(&mut record);
+        record
     };
     let contents = |entries, inline: &[u8], processors| {
         let contents = Contents::made_of(entries, inline, processors);
-        change(&|payload| payload.contents = Some(contents.clone()))
+        change(&|record| record.contents = Some(contents.clone()))
     };
-    for payload in [
-        change(&|payload| payload.kind = 3),
-        change(&|payload| payload.kind = u32::MAX),
-        change(&|payload| payload.key_bytes = 0),
-        change(&|payload| payload.value_bytes = 0),
-        change(&|payload| payload.value_bytes = u32::MAX),
-        change(&|payload| payload.map_flags = 1 << 30),
-        change(&|payload| payload.name = vec![b'x'; 16]),
-        change(&|payload| payload.contents = None),
+    for record in [
+        change(&|record| record.kind = 3),
+        change(&|record| record.kind = u32::MAX),
+        change(&|record| record.key_bytes = 0),
+        change(&|record| record.value_bytes = 0),
+        change(&|record| record.value_bytes = u32::MAX),
+        change(&|record| record.map_flags = 1 << 30),
+        change(&|record| record.name = vec![b'x'; 16]),
+        change(&|record| record.contents = None),
         contents(1, &[0; 11], 0),
         contents(1, &[0; 13], 0),
         contents(11, &[0; 132], 0),
         contents(u64::MAX, &[], 0),
         contents(0, &[], 2),
     ] {
-        let opened = open_alone(&BpfMap, &payload.encode_to_vec());
+        let opened = open_alone::<BpfMap>(&record);
         let error = opened.expect_err("it makes no sense");
         assert!(
             matches!(error, Error::Corrupt { .. }),
-            "{payload:?}: {error}"
+            "{record:?}: {error}"
         );
     }
-    let other = Payload {
+    let other = Record {
         kind: 5,
         contents: Some(Contents::made_of(0, &[], 4000)),
         ..sound
     };
-    let error = open_alone(&BpfMap, &other.encode_to_vec()).expect_err("other processors");
+    let error = open_alone::<BpfMap>(&other).expect_err("other processors");
     assert!(
         error.to_string().contains("has values of 4000 processors"),
         "{error}"

@@ -39,7 +39,8 @@ use syscalls::Sysno;
 
 use self::advance::Submit;
 pub use self::advance::Work;
-use self::record::{BufferSlot, FileSlot, Payload};
+pub use self::record::Record;
+use self::record::{BufferSlot, FileSlot};
 use self::seen::{Hindrance, Seen, Submitter, flag};
 pub use self::start::{Callers, buffers, pins_memory, start};
 use super::eventfd::Eventfd;
@@ -83,23 +84,16 @@ fn unclear(open: &Open<'_>, error: std::io::Error) -> Error {
 }
 
 impl Kind for IoUring {
-    fn tag(&self) -> u16 {
-        tags::IO_URING
-    }
+    type Record = Record;
+    const TAG: u16 = tags::IO_URING;
+    const NAME: &'static str = "io_uring";
+    const STAYS: bool = true;
 
-    fn stays(&self) -> bool {
-        true
-    }
-
-    fn name(&self) -> &'static str {
-        "io_uring"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let kernel = kernel_for(open)?;
         let own = open.own()?;
         let looked = seen::look(kernel, own).map_err(|error| unclear(open, error))?;
@@ -110,11 +104,11 @@ impl Kind for IoUring {
         };
         check_threads(open, &seen, cx)?;
         let known = Known::of(kernel, &seen, cx)?;
-        let mut payload = Payload {
+        let mut record = Record {
             files: known.files(open, &seen)?,
             eventfd: known.eventfd(open, &seen, cx)?,
             status: open.info.flags,
-            ..Payload::of(&seen)
+            ..Record::of(&seen)
         };
         let failed = |error| Error::kernel(format!("map {}", open.place()), error);
         let places = ring::setup(
@@ -126,118 +120,112 @@ impl Kind for IoUring {
         let [queues, entries] = seen.pages.map(|pages| pages * PAGE_BYTES);
         let queues = RingMemory::map(own, Part::Queues, queues).map_err(failed)?;
         let entries = RingMemory::map(own, Part::Entries, entries).map_err(failed)?;
-        payload.places = places.0.to_vec();
+        record.places = places.0.to_vec();
         let head = queues.word(places.cq_head());
-        payload.cq_head = head.load(std::sync::atomic::Ordering::Acquire);
+        record.cq_head = head.load(std::sync::atomic::Ordering::Acquire);
         let lost = pinned::find_lost(kernel, open.pid, &queues, &seen);
         if let Some(address) = lost.map_err(|error| unclear(open, error))? {
             let why = format!("its buffer at {address:#x} is not the memory that is there now");
             return Err(open.unsupported(&why, None));
         }
-        if let Some(why) = payload.counters().hindrance() {
+        if let Some(why) = record.counters().hindrance() {
             return Err(open.unsupported(why, None));
         }
         let contents = [queues.copy(), entries.copy()].concat();
         let made = memfd_create("contents", MemfdFlags::CLOEXEC);
         let file = File::from(made.map_err(|error| failed(error.into()))?);
         file.write_all_at(&contents, 0).map_err(failed)?;
-        payload.space = cx.store(file.into(), contents.len() as u64)?;
-        Ok(payload.encode())
+        record.space = cx.store(file.into(), contents.len() as u64)?;
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        Ok(Payload::read(payload)?.to_string())
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.status)?;
+        match record.nonsense() {
+            Some(what) => Err(Error::corrupt(Self::NAME, what)),
+            None => Ok(()),
+        }
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = Payload::read(payload)?;
+    fn describe(record: &Record) -> String {
+        record.to_string()
+    }
+
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let failed = |doing: &str, error: std::io::Error| Error::kernel(doing.to_owned(), error);
-        let status = status::checked(self.name(), payload.status)?;
-        let mut flags = payload.flags;
-        if payload.starts_late() {
+        let status = status::opening(record.status);
+        let mut flags = record.flags;
+        if record.starts_late() {
             flags |= flag::R_DISABLED;
         }
-        let made = ring::setup(payload.sq_entries, payload.cq_entries, flags);
+        let made = ring::setup(record.sq_entries, record.cq_entries, flags);
         let Ring { own, places } = made.map_err(|error| failed("make an io_uring", error))?;
-        if places.0[..] != payload.places {
+        if places.0[..] != record.places {
             let what = "this kernel arranges the memory of io_uring in another way".to_owned();
             return Err(Error::Mismatch { what });
         }
         let made = memfd_create("contents", MemfdFlags::CLOEXEC);
         let file = made.map_err(|error| failed("make a memfd", error.into()))?;
-        let [queues_bytes, entries_bytes] = payload.sizes();
+        let [queues_bytes, entries_bytes] = record.sizes();
         // Pages of zeros are not among those that come.
         let sized = rustix::fs::ftruncate(&file, (queues_bytes + entries_bytes) as u64);
         sized.map_err(|error| failed("make a memfd larger", error.into()))?;
-        cx.load(payload.space, file.as_fd())?;
+        cx.load(record.space, file.as_fd())?;
         let mut contents = vec![0; queues_bytes + entries_bytes];
         let read = File::from(file).read_exact_at(&mut contents, 0);
         read.map_err(|error| failed("read the contents of an io_uring", error))?;
-        let memory = Memory::map(&own, &payload)?;
-        if payload.is_enabled() && !payload.starts_late() {
-            memory.reach(&payload, &places, &mut Itself(own.as_fd()))?;
+        let memory = Memory::map(&own, record)?;
+        if record.is_enabled() && !record.starts_late() {
+            memory.reach(record, &places, &mut Itself(own.as_fd()))?;
         }
         memory.fill(&contents);
         status::set(&own, status)?;
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let payload = Payload::read(payload)?;
+    fn finish(record: &Record, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
         let failed = |what: &str, error| Error::kernel(format!("{what} an io_uring"), error);
-        if !payload.files.is_empty() {
+        if !record.files.is_empty() {
             let open = |slot: &FileSlot| match slot.file {
                 Some(id) => cx.description(DescriptionId(id)).map(Some),
                 None => Ok(None),
             };
-            let files = payload.files.iter().map(open).collect::<Result<Vec<_>>>()?;
-            let tags = payload
-                .files
-                .iter()
-                .map(|slot| slot.tag)
-                .collect::<Vec<_>>();
+            let files = record.files.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let tags = record.files.iter().map(|slot| slot.tag).collect::<Vec<_>>();
             let registered = ring::register_files(own, &files, &tags);
             registered.map_err(|error| failed("register files with", error))?;
-            if let Some((start, len)) = payload.slots() {
+            if let Some((start, len)) = record.slots() {
                 let set = ring::set_slots(own, start, len);
                 set.map_err(|error| failed("choose the slots of", error))?;
             }
         }
-        if let [bounded, unbounded] = payload.worker_limits[..] {
+        if let [bounded, unbounded] = record.worker_limits[..] {
             let limited = ring::limit_workers(own, [bounded, unbounded]);
             limited.map_err(|error| failed("limit the workers of", error))?;
         }
-        if let Some(eventfd) = payload.eventfd.filter(|_| !payload.starts_late()) {
+        if let Some(eventfd) = record.eventfd.filter(|_| !record.starts_late()) {
             let eventfd = cx.description(DescriptionId(eventfd))?;
-            let registered = ring::register_eventfd(own, eventfd, payload.eventfd_async);
+            let registered = ring::register_eventfd(own, eventfd, record.eventfd_async);
             registered.map_err(|error| failed("register an eventfd with", error))?;
         }
         Ok(())
     }
 
-    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
-        let payload = Payload::read(payload)?;
-        if payload.buffers.is_empty() {
-            return Ok(());
+    fn in_task(record: &Record, fd: i32, script: &mut Script) {
+        if record.buffers.is_empty() {
+            return;
         }
         let words = |words: Vec<u64>| -> Vec<u8> {
             words.iter().flat_map(|word| word.to_le_bytes()).collect()
         };
-        let iovecs = payload
+        let iovecs = record
             .buffers
             .iter()
             .flat_map(|slot| [slot.address, slot.len_bytes]);
         let iovecs = script.bytes(&words(iovecs.collect()));
-        let tags = script.bytes(&words(
-            payload.buffers.iter().map(|slot| slot.tag).collect(),
-        ));
+        let tags = script.bytes(&words(record.buffers.iter().map(|slot| slot.tag).collect()));
         // `struct io_uring_rsrc_register`.
-        let argument = [payload.buffers.len() as u64, 0, 0, 0];
+        let argument = [record.buffers.len() as u64, 0, 0, 0];
         let argument = script.bytes(&words(argument.to_vec()));
         script.fix(argument, 16, iovecs, Width::Eight);
         script.fix(argument, 24, tags, Width::Eight);
@@ -248,8 +236,7 @@ impl Kind for IoUring {
             32u32.into(),
         ];
         script.call(Sysno::io_uring_register, args);
-        script.note(format!("{} buffers of fd {fd}", payload.buffers.len()));
-        Ok(())
+        script.note(format!("{} buffers of fd {fd}", record.buffers.len()));
     }
 }
 
@@ -272,8 +259,8 @@ struct Memory {
 }
 
 impl Memory {
-    fn map(own: &impl AsFd, payload: &Payload) -> Result<Self> {
-        let [queues, entries] = payload.sizes();
+    fn map(own: &impl AsFd, record: &Record) -> Result<Self> {
+        let [queues, entries] = record.sizes();
         let map = |part, bytes| {
             let mapped = RingMemory::map(own.as_fd(), part, bytes);
             mapped.map_err(|error| Error::kernel("map an io_uring", error))
@@ -294,8 +281,8 @@ impl Memory {
         [self.queues.copy(), self.entries.copy()].concat()
     }
 
-    fn reach(&self, payload: &Payload, places: &Places, by: &mut dyn Submit) -> Result<()> {
-        let counters = payload.counters();
+    fn reach(&self, record: &Record, places: &Places, by: &mut dyn Submit) -> Result<()> {
+        let counters = record.counters();
         counters.reach(places, (&self.queues, &self.entries), by)
     }
 }
@@ -356,7 +343,7 @@ impl Known {
         let mut known = Self::default();
         let has_files = seen.files.iter().flatten().next().is_some();
         for open in cx.all() {
-            let is_eventfd = seen.eventfd.is_some() && Eventfd.claims(open);
+            let is_eventfd = seen.eventfd.is_some() && Eventfd::claims(open);
             if !has_files && !is_eventfd || open.fd < 0 && !open.in_flight {
                 continue;
             }
@@ -408,7 +395,7 @@ impl Known {
     }
 }
 
-impl Payload {
+impl Record {
     /// What does not depend on other descriptions.
     fn of(seen: &Seen) -> Self {
         let buffer = |slot: &Option<seen::Registered<seen::Buffer>>| {
@@ -765,15 +752,15 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let payload = Payload {
+        let record = Record {
             sq_entries: 8,
             cq_entries: 16,
             places: vec![0; 20],
             pages: vec![1, 1],
-            ..Payload::default()
+            ..Record::default()
         };
-        Payload::read(&payload.encode()).expect("it is sound");
-        type Change = fn(&mut Payload);
+        IoUring::check(&record).expect("it is sound");
+        type Change = fn(&mut Record);
         let changes: [Change; 12] = [
             |ring| ring.sq_entries = 7,
             |ring| ring.sq_entries = 0,
@@ -789,9 +776,9 @@ mod tests {
             |ring| (ring.flags, ring.sq_head) = (flag::R_DISABLED | flag::NO_SQARRAY, 1),
         ];
         for (at, change) in changes.into_iter().enumerate() {
-            let mut payload = payload.clone();
-            change(&mut payload);
-            let error = Payload::read(&payload.encode()).expect_err("it makes no sense");
+            let mut record = record.clone();
+            change(&mut record);
+            let error = IoUring::check(&record).expect_err("it makes no sense");
             assert!(matches!(error, Error::Corrupt { .. }), "{at}: {error}");
         }
     }

@@ -4,72 +4,70 @@ use std::fmt;
 
 use prost::Message;
 
+use super::PAGE_BYTES;
 use super::advance::Counters;
 use super::seen::flag;
-use super::{IoUring, PAGE_BYTES};
-use crate::fd::{Kind, decode};
-use crate::{Error, Result};
 
 /// A ring without requests.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Payload {
+pub struct Record {
     /// Flags of io_uring_setup(2).
     #[prost(uint32, tag = "1")]
-    pub flags: u32,
+    pub(super) flags: u32,
     /// How many entries each queue has.
     #[prost(uint32, tag = "2")]
-    pub sq_entries: u32,
+    pub(super) sq_entries: u32,
     /// See `sq_entries`.
     #[prost(uint32, tag = "3")]
-    pub cq_entries: u32,
+    pub(super) cq_entries: u32,
     /// How many entries the kernel has taken.
     #[prost(uint32, tag = "4")]
-    pub sq_head: u32,
+    pub(super) sq_head: u32,
     /// How many completions it has posted.
     #[prost(uint32, tag = "5")]
-    pub cq_tail: u32,
+    pub(super) cq_tail: u32,
     /// How many of them the program has seen.
     #[prost(uint32, tag = "6")]
-    pub cq_head: u32,
+    pub(super) cq_head: u32,
     /// Whether there were entries that asked for no completion.
     #[prost(bool, tag = "7")]
-    pub has_skipped: bool,
+    pub(super) has_skipped: bool,
     /// The thread that alone may use it, if there is such a one.
     #[prost(int32, optional, tag = "8")]
-    pub submitter: Option<i32>,
+    pub(super) submitter: Option<i32>,
     /// Where things are in its memory: `sq_off` and `cq_off` of `struct io_uring_params`.
     #[prost(uint32, repeated, tag = "9")]
-    pub places: Vec<u32>,
+    pub(super) places: Vec<u32>,
     /// The sizes of its memory in pages: queues and entries.
     #[prost(uint32, repeated, tag = "10")]
-    pub pages: Vec<u32>,
+    pub(super) pages: Vec<u32>,
     /// The space that has its memory, the queues before the entries.
     #[prost(uint32, tag = "11")]
-    pub space: u32,
+    pub(super) space: u32,
     /// The registered files.
     #[prost(message, repeated, tag = "12")]
-    pub files: Vec<FileSlot>,
+    pub(super) files: Vec<FileSlot>,
     /// Which slots are given to files that choose none, from and to, unless all are.
     #[prost(uint32, repeated, tag = "13")]
-    pub slots: Vec<u32>,
+    pub(super) slots: Vec<u32>,
     /// The registered buffers.
     #[prost(message, repeated, tag = "14")]
-    pub buffers: Vec<BufferSlot>,
+    pub(super) buffers: Vec<BufferSlot>,
     /// The eventfd that is told of completions: its description.
     #[prost(uint32, optional, tag = "15")]
-    pub eventfd: Option<u32>,
+    pub(super) eventfd: Option<u32>,
     /// Whether it is told only of those that others than the submitter post.
     #[prost(bool, tag = "16")]
-    pub eventfd_async: bool,
+    pub(super) eventfd_async: bool,
     /// How many workers there may be, bounded and unbounded; none for the kernel's own limits.
     #[prost(uint32, repeated, tag = "17")]
-    pub worker_limits: Vec<u32>,
+    pub(super) worker_limits: Vec<u32>,
     /// Threads and the numbers under which they have registered the ring, in turn.
     #[prost(uint32, repeated, tag = "18")]
-    pub numbers: Vec<u32>,
+    pub(super) numbers: Vec<u32>,
     /// Access mode and status flags of the description.
     #[prost(uint32, tag = "19")]
-    pub status: u32,
+    pub(super) status: u32,
 }
 
 /// A place for a registered file.
@@ -97,24 +95,16 @@ pub(super) struct BufferSlot {
     pub tag: u64,
 }
 
-impl Payload {
-    /// Reads a record, and checks what it claims.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    pub fn read(payload: &[u8]) -> Result<Self> {
-        let read: Self = decode(&IoUring, payload)?;
-        match read.nonsense() {
-            Some(what) => Err(Error::corrupt(IoUring.name(), what)),
-            None => Ok(read),
-        }
+impl BufferSlot {
+    fn is_sound(&self) -> bool {
+        let end = self.address.checked_add(self.len_bytes);
+        self.address == 0 || end.is_some_and(|end| end < 1 << 56)
     }
+}
 
-    pub fn encode(&self) -> Vec<u8> {
-        self.encode_to_vec()
-    }
-
-    fn nonsense(&self) -> Option<String> {
+impl Record {
+    /// What no ring has, if the record claims such a thing.
+    pub(super) fn nonsense(&self) -> Option<String> {
         const MOST_ENTRIES: u32 = 32768;
         const MOST_SLOTS: usize = 1 << 20;
         const MOST_PAGES: u32 = 1 << 14;
@@ -156,23 +146,27 @@ impl Payload {
                 "limits of workers",
             ),
             (!self.numbers.len().is_multiple_of(2), "numbers of threads"),
+            (
+                !self.buffers.iter().all(BufferSlot::is_sound),
+                "a buffer beyond all addresses",
+            ),
         ];
         let wrong = checks.into_iter().find(|(is_wrong, _)| *is_wrong);
         wrong.map(|(_, what)| format!("has {what}: {self:?}"))
     }
 
     /// Whether it has begun.
-    pub fn is_enabled(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         self.flags & flag::R_DISABLED == 0
     }
 
     /// Whether only one of the tree's threads can have it begin.
-    pub fn starts_late(&self) -> bool {
+    pub(super) fn starts_late(&self) -> bool {
         self.submitter.is_some()
     }
 
     /// Start and length of the range of slots, if it is not all of them.
-    pub fn slots(&self) -> Option<(u32, u32)> {
+    pub(super) fn slots(&self) -> Option<(u32, u32)> {
         match self.slots[..] {
             [start, end] => Some((start, end.saturating_sub(start))),
             _ => None,
@@ -180,11 +174,11 @@ impl Payload {
     }
 
     /// The sizes of its memory in bytes: queues and entries.
-    pub fn sizes(&self) -> [usize; 2] {
+    pub(super) fn sizes(&self) -> [usize; 2] {
         [0, 1].map(|at| self.pages[at] as usize * PAGE_BYTES)
     }
 
-    pub fn counters(&self) -> Counters {
+    pub(super) fn counters(&self) -> Counters {
         Counters {
             flags: self.flags,
             sq_entries: self.sq_entries,
@@ -197,7 +191,7 @@ impl Payload {
     }
 }
 
-impl fmt::Display for Payload {
+impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (submission, completion) = (self.sq_entries, self.cq_entries);
         let unread = self.cq_tail.wrapping_sub(self.cq_head);

@@ -8,8 +8,9 @@ use sys::ring::{Places, register};
 use syscalls::Sysno;
 
 use super::advance::{Submit, Work};
-use super::record::Payload;
-use super::{DescriptionId, Memory};
+use super::record::Record;
+use super::{DescriptionId, IoUring, Memory};
+use crate::fd::Description;
 use crate::{Error, Result};
 
 /// Threads of the tree, stopped when they have all that they had.
@@ -36,55 +37,43 @@ pub trait Callers {
     fn number(&self, tid: i32, id: DescriptionId) -> Option<i32>;
 }
 
-/// Whether memory of the task is pinned for it: it must be there in time.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn pins_memory(payload: &[u8]) -> Result<bool> {
-    Ok(!Payload::read(payload)?.buffers.is_empty())
+/// True if memory of a task is pinned for the description: that must be there in time.
+#[must_use]
+pub fn pins_memory(description: &dyn Description) -> bool {
+    let ring = description.record::<IoUring>();
+    ring.is_some_and(|ring| !ring.buffers.is_empty())
 }
 
-/// The memory of the task that is registered with a ring.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn buffers(payload: &[u8]) -> Result<Vec<Span>> {
-    let payload = Payload::read(payload)?;
-    let buffers = payload.buffers.iter().filter(|slot| slot.address != 0);
-    let span = |slot: &super::BufferSlot| {
-        let end = slot.address.checked_add(slot.len_bytes);
-        let end = end.filter(|end| *end < 1 << 56);
-        let end = end.ok_or_else(|| Error::corrupt("io_uring", "a buffer beyond all addresses"))?;
-        Ok(Span {
-            start: Addr(slot.address),
-            end: Addr(end),
-        })
-    };
-    buffers.map(span).collect()
+/// The memory of the task that is registered with the description, if that is a ring.
+pub fn buffers(description: &dyn Description) -> impl Iterator<Item = Span> {
+    let slots = description.record::<IoUring>().map(|ring| &ring.buffers);
+    let slots = slots.into_iter().flatten();
+    let slots = slots.filter(|slot| slot.address != 0);
+    slots.map(|slot| Span::new(Addr(slot.address), slot.len_bytes))
 }
 
 /// Does what threads must do for a ring, whose descriptor here is `own`.
 ///
 /// # Errors
-/// [`Error::Corrupt`]; those of `callers`; [`Error::Kernel`] for calls that fail.
+/// [`Error::Corrupt`] where a thread has no descriptor of it; those of `callers`; [`Error::Kernel`]
+/// for calls that fail.
 pub fn start(
-    payload: &[u8],
+    record: &Record,
     (id, own): (DescriptionId, BorrowedFd<'_>),
     callers: &mut dyn Callers,
 ) -> Result<()> {
-    let payload = Payload::read(payload)?;
     let number = |callers: &dyn Callers, tid, id| {
         let missing = || Error::corrupt("io_uring", format!("thread {tid} has no descriptor"));
         callers.number(tid, id).ok_or_else(missing)
     };
-    if let Some(tid) = payload.submitter {
+    if let Some(tid) = record.submitter {
         let fd = number(callers, tid, id)?;
         let args = [Some(0), Some(0)];
         registered(callers, (tid, fd), (register::ENABLE_RINGS, args), &[])?;
-        reach(&payload, (tid, fd), (id, own), callers)?;
-        if let Some(eventfd) = payload.eventfd {
+        reach(record, (tid, fd), (id, own), callers)?;
+        if let Some(eventfd) = record.eventfd {
             let eventfd = number(callers, tid, DescriptionId(eventfd))?;
-            let operation = match payload.eventfd_async {
+            let operation = match record.eventfd_async {
                 true => register::EVENTFD_ASYNC,
                 false => register::EVENTFD,
             };
@@ -92,7 +81,7 @@ pub fn start(
             registered(callers, (tid, fd), (operation, [None, Some(1)]), &data)?;
         }
     }
-    for pair in payload.numbers.chunks_exact(2) {
+    for pair in record.numbers.chunks_exact(2) {
         let (tid, index) = (pair[0].cast_signed(), pair[1]);
         let fd = number(callers, tid, id)?;
         // `struct io_uring_rsrc_update`.
@@ -107,21 +96,21 @@ pub fn start(
 /// Has the submitter bring the ring's counters to where they stood. What is in its memory is put
 /// aside meanwhile.
 fn reach(
-    payload: &Payload,
+    record: &Record,
     (tid, fd): (i32, i32),
     (id, own): (DescriptionId, BorrowedFd<'_>),
     callers: &mut dyn Callers,
 ) -> Result<()> {
-    let memory = Memory::map(&own, payload)?;
+    let memory = Memory::map(&own, record)?;
     let contents = memory.copy();
     memory.fill(&vec![0; contents.len()]);
-    let places = payload
+    let places = record
         .places
         .as_slice()
         .try_into()
         .expect("checked when read");
     memory.reach(
-        payload,
+        record,
         &Places(places),
         &mut Submitter {
             tid,

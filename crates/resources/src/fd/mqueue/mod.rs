@@ -29,7 +29,7 @@ use sys::watchdog::apart_with_file;
 use self::contents::Contents;
 use self::notify::Notify;
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
 use crate::script::Script;
 use crate::{Error, Result};
 
@@ -38,7 +38,7 @@ pub struct MessageQueue;
 
 /// One description of a message queue.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// The first description (by id) of this queue: those with the same number share it.
     #[prost(uint32, tag = "1")]
     first: u32,
@@ -93,26 +93,22 @@ pub(super) fn may_be(stat: &Stat) -> bool {
 }
 
 impl Kind for MessageQueue {
-    fn tag(&self) -> u16 {
-        tags::MESSAGE_QUEUE
-    }
+    type Record = Record;
+    const TAG: u16 = tags::MESSAGE_QUEUE;
+    const NAME: &'static str = "message queue";
 
-    fn name(&self) -> &'static str {
-        "message queue"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         let alike = may_be(&open.stat) && open.link.starts_with(b"/");
         let is_queue = |own| rustix::fs::fstatfs(own).is_ok_and(|fs| fs.f_type == mqueue::MAGIC);
         alike && open.own().is_ok_and(is_queue)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         let path = open.link.strip_suffix(DELETED).unwrap_or(&open.link);
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         let failed = |error| Error::kernel(format!("ask {}", open.place()), error);
         let room = mqueue::attributes(open.own()?).map_err(failed)?;
-        let mut payload = Payload {
+        let mut record = Record {
             first: first_of_inode(open, cx),
             name: name.to_vec(),
             unlinked: open.stat.st_nlink == 0,
@@ -127,80 +123,102 @@ impl Kind for MessageQueue {
             contents: None,
             notify: None,
         };
-        if !payload.unlinked && path.strip_prefix(b"/") != Some(name) {
-            payload.path = path.to_vec();
+        if !record.unlinked && path.strip_prefix(b"/") != Some(name) {
+            record.path = path.to_vec();
         }
         let notify = notify::of(open)?.filter(|notify| cx.task(notify.pid).is_some());
-        if payload.first == open.id.0 {
+        if record.first == open.id.0 {
             let now = (room, notify.is_some());
-            payload.contents = Some(Contents::dump(open, now, cx)?);
+            record.contents = Some(Contents::dump(open, now, cx)?);
         }
         if let Some(notify) = notify {
-            payload.notify = notify.dump(open, cx)?;
+            record.notify = notify.dump(open, cx)?;
         }
-        Ok(payload.encode_to_vec())
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload = checked(payload)?;
-        let unlinked = if payload.unlinked { " (unlinked)" } else { "" };
-        let messages = match &payload.contents {
-            Some(contents) => format!(" messages={}", contents.messages),
-            None => String::new(),
-        };
-        let (most, bytes) = (payload.max_messages, payload.message_bytes);
-        let place = payload.place();
-        let tells = payload
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        let name = record.name.as_slice();
+        if !(1..=NAME_MAX_BYTES).contains(&name.len())
+            || name.iter().any(|byte| b"/\0".contains(byte))
+        {
+            return corrupt("its name is none");
+        }
+        if !record.path.is_empty() && (!record.path.starts_with(b"/") || record.path.contains(&0)) {
+            return corrupt("its path is none");
+        }
+        let room = (1..=mqueue::MESSAGES_MAX).contains(&record.max_messages)
+            && (1..=mqueue::MESSAGE_MAX_BYTES).contains(&record.message_bytes);
+        if !room || record.mode & !PERMISSIONS != 0 {
+            return corrupt("its attributes make no sense");
+        }
+        if record
             .notify
             .as_ref()
-            .map_or_else(String::new, Notify::describe);
-        Ok(format!(
-            "{place}{unlinked}{messages} room={most}x{bytes}{tells}"
-        ))
-    }
-
-    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
-        Ok(Some(checked(payload)?.place()))
-    }
-
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = checked(payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let key = (tags::MESSAGE_QUEUE, u64::from(payload.first));
-        if !cx.shared().contains_key(&key) {
-            let queue = payload.bring_back(cx)?;
-            cx.shared().insert(key, vec![queue]);
-        }
-        let holder = cx.shared()[&key][0].as_fd();
-        let own = match payload.path.as_slice() {
-            // Those of mq_open have no O_LARGEFILE.
-            [] if !payload.unlinked && !flags.contains(OFlags::LARGEFILE) => {
-                let own = mqueue::open(&payload.kernel_name(), flags);
-                let own = own.map_err(|error| payload.failed("open", error))?;
-                payload.same(own, holder)?
-            }
-            [] => status::reopen(holder, flags)?,
-            path => {
-                let own = rustix::fs::open(path, flags, Mode::empty());
-                payload.same(own.map_err(|errno| payload.failed("open", errno))?, holder)?
-            }
-        };
-        if payload.pos != 0 {
-            let to = SeekFrom::Start(payload.pos);
-            rustix::fs::seek(&own, to).map_err(|errno| payload.failed("seek in", errno))?;
-        }
-        Ok(own)
-    }
-
-    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
-        if let Some(notify) = checked(payload)?.notify {
-            notify.register(fd, script);
+            .is_some_and(|notify| !notify.is_sound())
+        {
+            return corrupt("whom it tells makes no sense");
         }
         Ok(())
     }
 
-    fn task(&self, payload: &[u8]) -> Result<Option<i32>> {
-        Ok(checked(payload)?.notify.map(|notify| notify.pid))
+    fn describe(record: &Record) -> String {
+        let unlinked = if record.unlinked { " (unlinked)" } else { "" };
+        let messages = match &record.contents {
+            Some(contents) => format!(" messages={}", contents.messages),
+            None => String::new(),
+        };
+        let (most, bytes) = (record.max_messages, record.message_bytes);
+        let place = record.place();
+        let tells = record
+            .notify
+            .as_ref()
+            .map_or_else(String::new, Notify::describe);
+        format!("{place}{unlinked}{messages} room={most}x{bytes}{tells}")
+    }
+
+    fn path(record: &Record) -> Option<String> {
+        Some(record.place())
+    }
+
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags);
+        let key = (tags::MESSAGE_QUEUE, u64::from(record.first));
+        if !cx.shared().contains_key(&key) {
+            let queue = record.bring_back(cx)?;
+            cx.shared().insert(key, vec![queue]);
+        }
+        let holder = cx.shared()[&key][0].as_fd();
+        let own = match record.path.as_slice() {
+            // Those of mq_open have no O_LARGEFILE.
+            [] if !record.unlinked && !flags.contains(OFlags::LARGEFILE) => {
+                let own = mqueue::open(&record.kernel_name(), flags);
+                let own = own.map_err(|error| record.failed("open", error))?;
+                record.same(own, holder)?
+            }
+            [] => status::reopen(holder, flags)?,
+            path => {
+                let own = rustix::fs::open(path, flags, Mode::empty());
+                record.same(own.map_err(|errno| record.failed("open", errno))?, holder)?
+            }
+        };
+        if record.pos != 0 {
+            let to = SeekFrom::Start(record.pos);
+            rustix::fs::seek(&own, to).map_err(|errno| record.failed("seek in", errno))?;
+        }
+        Ok(own)
+    }
+
+    fn in_task(record: &Record, fd: i32, script: &mut Script) {
+        if let Some(notify) = &record.notify {
+            notify.register(fd, script);
+        }
+    }
+
+    fn task(record: &Record) -> Option<i32> {
+        record.notify.as_ref().map(|notify| notify.pid)
     }
 }
 
@@ -221,7 +239,7 @@ impl Drop for Made {
     }
 }
 
-impl Payload {
+impl Record {
     /// What people know it by.
     fn place(&self) -> String {
         match self.path.as_slice() {
@@ -346,32 +364,6 @@ impl Payload {
         let what = format!("{}: is another message queue", self.place());
         Err(Error::Mismatch { what })
     }
-}
-
-fn checked(payload: &[u8]) -> Result<Payload> {
-    let payload: Payload = decode(&MessageQueue, payload)?;
-    let corrupt = |what| Err(Error::corrupt("message queue", what));
-    let name = payload.name.as_slice();
-    if !(1..=NAME_MAX_BYTES).contains(&name.len()) || name.iter().any(|byte| b"/\0".contains(byte))
-    {
-        return corrupt("its name is none");
-    }
-    if !payload.path.is_empty() && (!payload.path.starts_with(b"/") || payload.path.contains(&0)) {
-        return corrupt("its path is none");
-    }
-    let room = (1..=mqueue::MESSAGES_MAX).contains(&payload.max_messages)
-        && (1..=mqueue::MESSAGE_MAX_BYTES).contains(&payload.message_bytes);
-    if !room || payload.mode & !PERMISSIONS != 0 {
-        return corrupt("its attributes make no sense");
-    }
-    if payload
-        .notify
-        .as_ref()
-        .is_some_and(|notify| !notify.is_sound())
-    {
-        return corrupt("whom it tells makes no sense");
-    }
-    Ok(payload)
 }
 
 #[cfg(test)]

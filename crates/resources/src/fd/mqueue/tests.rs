@@ -237,50 +237,50 @@ fn who_opens_it_meanwhile_waits() {
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    let sound = Payload {
+    let sound = Record {
         name: b"name".to_vec(),
         unlinked: true,
         max_messages: 1,
         message_bytes: 10,
         contents: Some(Contents::default()),
         flags: 2,
-        ..Payload::default()
+        ..Record::default()
     };
-    let refused = |payload: &Payload| {
-        let opened = super::super::testing::open_alone(&MessageQueue, &payload.encode_to_vec());
+    let refused = |record: &Record| {
+        let opened = super::super::testing::open_alone::<MessageQueue>(record);
         let error = opened.expect_err("it makes no sense");
         assert!(
             matches!(error, Error::Corrupt { .. }),
-            "{payload:?}: {error}"
+            "{record:?}: {error}"
         );
     };
     for name in [&b""[..], b"a/b", b"a\0", &[b'x'; 256]] {
-        refused(&Payload {
+        refused(&Record {
             name: name.to_vec(),
             ..sound.clone()
         });
     }
     for (most, bytes) in [(0, 10), (10, 0), (u64::MAX, 10), (10, 1 << 40)] {
-        refused(&Payload {
+        refused(&Record {
             max_messages: most,
             message_bytes: bytes,
             ..sound.clone()
         });
     }
-    refused(&Payload {
+    refused(&Record {
         mode: 0o100_600,
         ..sound.clone()
     });
-    refused(&Payload {
+    refused(&Record {
         path: b"relative".to_vec(),
         ..sound.clone()
     });
-    refused(&Payload {
+    refused(&Record {
         contents: None,
         ..sound.clone()
     });
     for messages in contents::nonsense() {
-        refused(&Payload {
+        refused(&Record {
             contents: Some(messages),
             ..sound.clone()
         });

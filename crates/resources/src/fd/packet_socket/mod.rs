@@ -17,14 +17,13 @@ mod ring;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use prost::Message as _;
 use sys::socket::Count;
 
 use self::diag::Facts;
 use self::ring::{Ring, SOL_PACKET};
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature, hidden};
-use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
+use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
 
 const AF_PACKET: i32 = 17;
@@ -102,24 +101,49 @@ pub struct Membership {
 pub struct PacketSocket;
 
 impl Kind for PacketSocket {
-    fn tag(&self) -> u16 {
-        super::tags::PACKET
-    }
+    type Record = Packet;
+    const TAG: u16 = super::tags::PACKET;
+    const NAME: &'static str = "packet socket";
 
-    fn name(&self) -> &'static str {
-        "packet socket"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         Nature::claims(open, is_ours)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Packet> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = checked(payload)?;
+    fn check(record: &Packet) -> Result<()> {
+        record.options.check()?;
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        let nature = Nature {
+            family: AF_PACKET,
+            kind: record.kind,
+            protocol: 0,
+        };
+        if !is_ours(nature) || record.protocol > u32::from(u16::MAX) {
+            return corrupt("is another kind of socket");
+        }
+        let names = record.memberships.iter().map(|one| &one.interface);
+        let nameless = |name: &Vec<u8>| name.len() > NAME_MAX_BYTES || name.contains(&0);
+        if names.chain([&record.interface]).any(nameless) {
+            return corrupt("has an interface without a name");
+        }
+        let is_kind = |one: &Membership| one.kind <= 3 && one.address.len() <= ADDRESS_MAX_BYTES;
+        if !record.memberships.iter().all(is_kind) {
+            return corrupt("has a membership that makes no sense");
+        }
+        let ring = record.ring.as_ref();
+        if ring.is_some_and(|ring| ring.next != 0) && !record.has_heard() {
+            return corrupt("has a ring with packets that cannot have come");
+        }
+        match ring.and_then(Ring::nonsense) {
+            Some(what) => corrupt(what),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(record: &Packet) -> String {
         let mut line = format!("protocol={:#06x}", record.protocol);
         if !record.interface.is_empty() {
             line += &format!(" on {}", String::from_utf8_lossy(&record.interface));
@@ -128,11 +152,10 @@ impl Kind for PacketSocket {
             let (version, blocks, bytes) = (shape.version + 1, shape.blocks, shape.block_bytes);
             line += &format!(" ring=v{version} {blocks}x{bytes}");
         }
-        Ok(line)
+        line
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = checked(payload)?;
+    fn open(record: &Packet, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let own = sys::socket::open(AF_PACKET, record.kind, 0);
         let own = own.map_err(|error| Error::kernel("make a packet socket", error))?;
         record.options.apply(own.as_fd(), Stage::Early)?;
@@ -143,13 +166,7 @@ impl Kind for PacketSocket {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let record = checked(payload)?;
+    fn finish(record: &Packet, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         let failed = |error| Error::kernel("have no packets come to a packet socket", error);
         record.join(own)?;
         // What its own filter keeps away does not come before it is there.
@@ -245,36 +262,6 @@ fn name_of(open: &Open<'_>, number: u32) -> Result<Vec<u8>> {
     Ok(name.map_err(gone)?.into_bytes())
 }
 
-fn checked(payload: &[u8]) -> Result<Packet> {
-    let record: Packet = decode(&PacketSocket, payload)?;
-    let corrupt = |what| Err(Error::corrupt("packet socket", what));
-    let nature = Nature {
-        family: AF_PACKET,
-        kind: record.kind,
-        protocol: 0,
-    };
-    if !is_ours(nature) || record.protocol > u32::from(u16::MAX) {
-        return corrupt("is another kind of socket");
-    }
-    let names = record.memberships.iter().map(|one| &one.interface);
-    let nameless = |name: &Vec<u8>| name.len() > NAME_MAX_BYTES || name.contains(&0);
-    if names.chain([&record.interface]).any(nameless) {
-        return corrupt("has an interface without a name");
-    }
-    let is_kind = |one: &Membership| one.kind <= 3 && one.address.len() <= ADDRESS_MAX_BYTES;
-    if !record.memberships.iter().all(is_kind) {
-        return corrupt("has a membership that makes no sense");
-    }
-    let ring = record.ring.as_ref();
-    if ring.is_some_and(|ring| ring.next != 0) && !record.has_heard() {
-        return corrupt("has a ring with packets that cannot have come");
-    }
-    match ring.and_then(Ring::nonsense) {
-        Some(what) => corrupt(what),
-        None => Ok(record),
-    }
-}
-
 fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Packet> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
@@ -346,7 +333,7 @@ fn fanout(open: &Open<'_>, facts: &Facts) -> Result<Option<u32>> {
 /// # Errors
 /// [`Error::Kernel`].
 pub fn has_ring_of(open: &Open<'_>, bytes: u64) -> Result<bool> {
-    if !PacketSocket.claims(open) {
+    if !PacketSocket::claims(open) {
         return Ok(false);
     }
     let facts = diag::facts(socket::inode(open));

@@ -442,7 +442,7 @@ fn records_that_make_no_sense_are_refused() {
         },
     ];
     for record in refused {
-        let error = checked(&record.encode_to_vec()).expect_err("it makes no sense");
+        let error = PacketSocket::check(&record).expect_err("it makes no sense");
         assert!(
             matches!(error, Error::Corrupt { .. }),
             "{record:?}: {error}"

@@ -39,7 +39,7 @@ use self::attr::{Attr, kind};
 use self::named::Tracepoints;
 use self::seen::{Counts, Seen};
 use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, Task};
-use super::{decode, late, status, tags};
+use super::{late, status, tags};
 use crate::kernel::Kernel;
 use crate::script::Script;
 use crate::{Error, Result};
@@ -52,7 +52,7 @@ pub struct PerfEvent;
 
 /// A performance event.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// `struct perf_event_attr`, as large as it says.
     #[prost(bytes = "vec", tag = "1")]
     attr: Vec<u8>,
@@ -90,23 +90,22 @@ const MODE: u32 = OFlags::RDWR.bits();
 /// Drivers whose attributes point at text.
 const BY_POINTER: [&str; 2] = ["kprobe", "uprobe"];
 
-impl Payload {
-    fn read(payload: &[u8]) -> Result<Self> {
-        let read: Self = decode(&PerfEvent, payload)?;
-        let is_watching = match read.tid {
-            Some(tid) => tid > 0 && read.cpu >= -1,
-            None => read.cpu >= 0,
+impl Record {
+    fn is_sound(&self) -> bool {
+        let is_watching = match self.tid {
+            Some(tid) => tid > 0 && self.cpu >= -1,
+            None => self.cpu >= 0,
         };
-        let named = [&read.driver, &read.tracepoint];
+        let named = [&self.driver, &self.tracepoint];
         let is_path = |name: &&String| name.split('/').all(|word| word != "..");
-        let is_sound = is_watching
-            && read.opener > 0
+        is_watching
+            && self.opener > 0
             && named.iter().all(is_path)
-            && read.limit <= i32::MAX.cast_unsigned();
-        match is_sound {
-            true => Attr::read(&read.attr).map(|_| read),
-            false => Err(Error::corrupt(PerfEvent.name(), "makes no sense")),
-        }
+            && self.limit <= i32::MAX.cast_unsigned()
+    }
+
+    fn attr(&self) -> Attr {
+        Attr::read(&self.attr).expect("checked when decoded")
     }
 
     fn whose(&self) -> String {
@@ -119,7 +118,7 @@ impl Payload {
 
     /// Checks that numbers which a host gives mean here what they meant at the dump.
     fn check_numbers(&self) -> Result<()> {
-        let attr = Attr::read(&self.attr)?;
+        let attr = self.attr();
         let name = &self.driver;
         if !name.is_empty() && named::driver(name) != Some(number_of_driver(&attr)) {
             let what = format!("performance events of {name} have another number here, or none");
@@ -151,19 +150,15 @@ fn number_of_driver(attr: &Attr) -> u32 {
 }
 
 impl Kind for PerfEvent {
-    fn tag(&self) -> u16 {
-        tags::PERF_EVENT
-    }
+    type Record = Record;
+    const TAG: u16 = tags::PERF_EVENT;
+    const NAME: &'static str = "performance event";
 
-    fn name(&self) -> &'static str {
-        "performance event"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
         if !cx.allow().perf_events {
             let why = "its count would begin at 0 again";
             return Err(open.unsupported(why, Some("--perf-events")));
@@ -174,7 +169,7 @@ impl Kind for PerfEvent {
         check(open, &seen, cx)?;
         let (driver, tracepoint) = names(open, &seen)?;
         let (opener, leader) = opener(open, (kernel, &seen), cx)?;
-        let payload = Payload {
+        Ok(Record {
             attr: seen.attr.bytes().to_vec(),
             tid: seen.tid,
             cpu: seen.cpu,
@@ -185,14 +180,20 @@ impl Kind for PerfEvent {
             driver,
             tracepoint,
             flags: open.info.flags & !MODE,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let payload = Payload::read(payload)?;
-        let attr = Attr::read(&payload.attr)?;
-        let (driver, tracepoint) = (&payload.driver, &payload.tracepoint);
+    fn check(record: &Record) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        match record.is_sound() {
+            true => Attr::read(&record.attr).map(drop),
+            false => Err(Error::corrupt(Self::NAME, "makes no sense")),
+        }
+    }
+
+    fn describe(record: &Record) -> String {
+        let attr = record.attr();
+        let (driver, tracepoint) = (&record.driver, &record.tracepoint);
         let what = match (attr.kind(), driver.is_empty(), tracepoint.is_empty()) {
             (_, false, _) => format!("{driver} {:#x}", attr.config()),
             (_, _, false) => tracepoint.clone(),
@@ -202,14 +203,13 @@ impl Kind for PerfEvent {
             (kind::CACHE, ..) => format!("cache {:#x}", attr.config()),
             _ => format!("raw {:#x}", attr.config()),
         };
-        let counts = if payload.counts { "on" } else { "off" };
-        Ok(format!("{what} of {} {counts}", payload.whose()))
+        let counts = if record.counts { "on" } else { "off" };
+        format!("{what} of {} {counts}", record.whose())
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = Payload::read(payload)?;
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         if !cx.allow().perf_events {
-            let whose = payload.whose();
+            let whose = record.whose();
             return Err(Error::Mismatch {
                 what: format!(
                     "a performance event of {whose} is in the image (use --perf-events to \
@@ -217,38 +217,31 @@ impl Kind for PerfEvent {
                 ),
             });
         }
-        payload.check_numbers()?;
+        record.check_numbers()?;
         late::placeholder()
     }
 
-    fn task(&self, payload: &[u8]) -> Result<Option<i32>> {
-        Ok(Some(Payload::read(payload)?.opener))
+    fn task(record: &Record) -> Option<i32> {
+        Some(record.opener)
     }
 
-    fn is_late(&self, payload: &[u8]) -> Result<bool> {
-        Payload::read(payload).map(|_| true)
+    fn is_late(_record: &Record) -> bool {
+        true
     }
 
-    fn needs(&self, payload: &[u8]) -> Result<Option<DescriptionId>> {
-        Ok(Payload::read(payload)?.leader.map(DescriptionId))
+    fn needs(record: &Record) -> Option<DescriptionId> {
+        record.leader.map(DescriptionId)
     }
 
-    fn open_in_task(
-        &self,
-        payload: &[u8],
-        number: i32,
-        needed: Option<i32>,
-        script: &mut Script,
-    ) -> Result<()> {
+    fn open_in_task(record: &Record, number: i32, needed: Option<i32>, script: &mut Script) {
         const F_SETFL: u32 = 4;
-        let payload = Payload::read(payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        let attr = script.bytes(&Attr::read(&payload.attr)?.disabled());
-        let (tid, leader) = (payload.tid.unwrap_or(-1), needed.unwrap_or(-1));
+        let flags = status::opening(record.flags);
+        let attr = script.bytes(&record.attr().disabled());
+        let (tid, leader) = (record.tid.unwrap_or(-1), needed.unwrap_or(-1));
         let args = [
             attr.into(),
             tid.into(),
-            payload.cpu.into(),
+            record.cpu.into(),
             leader.into(),
             0u32.into(),
         ];
@@ -258,7 +251,6 @@ impl Kind for PerfEvent {
             let args = [number.into(), F_SETFL.into(), flags.bits().into()];
             script.call(Sysno::fcntl, args);
         }
-        Ok(())
     }
 }
 
@@ -383,7 +375,7 @@ fn find(
     let all = cx.all();
     let (before, behind) = all.split_at(open.id.0 as usize);
     let others = before.iter().rev().chain(behind);
-    for other in others.filter(|other| PerfEvent.claims(other) && other.fd >= 0) {
+    for other in others.filter(|other| PerfEvent::claims(other) && other.fd >= 0) {
         let at = seen::address(kernel, other.own()?).map_err(|error| failed(other, error))?;
         if at == wanted {
             return Ok(Some(other.id));
@@ -396,21 +388,20 @@ fn find(
 /// do for the restore. The first event of a group is to come after the others.
 ///
 /// # Errors
-/// [`Error::Corrupt`] or [`Error::Kernel`].
-pub fn begin(payload: &[u8], own: BorrowedFd<'_>) -> Result<()> {
-    let payload = Payload::read(payload)?;
+/// [`Error::Kernel`].
+pub fn begin(record: &Record, own: BorrowedFd<'_>) -> Result<()> {
     let failed = |what: &str, error| {
-        let whose = payload.whose();
+        let whose = record.whose();
         Error::kernel(format!("{what} a performance event of {whose}"), error)
     };
-    if payload.limit > 0 {
-        let limited = sys::perf_event::refresh(own, payload.limit);
+    if record.limit > 0 {
+        let limited = sys::perf_event::refresh(own, record.limit);
         limited.map_err(|error| failed("limit", error))?;
-        if !payload.counts {
+        if !record.counts {
             let disabled = sys::perf_event::disable(own);
             return disabled.map_err(|error| failed("disable", error));
         }
-    } else if payload.counts {
+    } else if record.counts {
         let enabled = sys::perf_event::enable(own);
         enabled.map_err(|error| failed("enable", error))?;
     }

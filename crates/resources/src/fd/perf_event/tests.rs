@@ -37,13 +37,19 @@ fn world() -> World {
     world
 }
 
+/// The record of an event that was dumped.
+fn recorded(world: &World, at: At) -> &Record {
+    let record = world.description(at).record::<PerfEvent>();
+    record.expect("an event")
+}
+
 /// Dumps an event; what it is, or why it is refused.
-fn dumped(event: OwnedFd) -> std::result::Result<(Payload, String), String> {
+fn dumped(event: OwnedFd) -> std::result::Result<(Record, String), String> {
     let mut world = world();
     let at = world.add(event);
     world.dump().map_err(|error| error.to_string())?;
-    let payload = Payload::read(world.payload(at)).expect("sound");
-    Ok((payload, world.describe(at)))
+    let record = recorded(&world, at).clone();
+    Ok((record, world.describe(at)))
 }
 
 /// Skips a test where events cannot be opened and looked up.
@@ -57,10 +63,9 @@ macro_rules! needs_events {
     };
 }
 
-fn script(payload: &[u8], needed: Option<i32>) -> String {
+fn script(record: &Record, needed: Option<i32>) -> String {
     let mut script = Script::default();
-    let planned = PerfEvent.open_in_task(payload, 5, needed, &mut script);
-    planned.expect("sound");
+    PerfEvent::open_in_task(record, 5, needed, &mut script);
     script.to_string()
 }
 
@@ -96,11 +101,11 @@ fn it_is_opened_as_it_was_and_counts_nothing_yet() {
         if counts {
             enable(&event).expect("it can count");
         }
-        let (payload, told) = dumped(event).expect("it is kept");
+        let (record, told) = dumped(event).expect("it is kept");
         let (pid, on) = (pid(), if counts { "on" } else { "off" });
         let want = format!("performance event software {number:#x} of thread {pid} {on}");
         assert_eq!(told, want);
-        let text = script(&payload.encode_to_vec(), None);
+        let text = script(&record, None);
         let call = format!(", flags=0x1}}, {pid}, -1, -1, 0) = 5");
         let kind = format!("perf_event_open({{kind=1, size=112, config={number}, ");
         let text = text.replace("config=0x", "config=");
@@ -116,9 +121,9 @@ fn flags_and_limits_are_told() {
     let event = of_process(&attr).expect("an event");
     rustix::fs::fcntl_setfl(&event, OFlags::NONBLOCK).expect("it can");
     refresh(&event, 3).expect("it samples");
-    let (payload, _) = dumped(event).expect("it is kept");
-    assert_eq!((payload.limit, payload.counts), (3, true));
-    let text = script(&payload.encode_to_vec(), None);
+    let (record, _) = dumped(event).expect("it is kept");
+    assert_eq!((record.limit, record.counts), (3, true));
+    let text = script(&record, None);
     assert!(text.contains("sample_period=1000"), "{text}");
     assert!(text.contains("fcntl(5, F_SETFL, O_NONBLOCK)"), "{text}");
 }
@@ -136,12 +141,12 @@ fn members_need_the_first_of_their_group() {
     let member = world.add(member.expect("another"));
     let leader = world.add(leader);
     world.dump().expect("they are kept");
-    let needs = |at: At| PerfEvent.needs(world.payload(at)).expect("sound");
+    let needs = |at: At| world.description(at).needs();
     assert_eq!(
         (needs(leader), needs(member)),
         (None, Some(DescriptionId(1)))
     );
-    let text = script(world.payload(member), Some(9));
+    let text = script(recorded(&world, member), Some(9));
     assert!(text.contains(", -1, 9, 0) = 5"), "{text}");
     drop(world.take(leader));
 }
@@ -200,9 +205,9 @@ fn what_a_processor_runs_is_kept() {
     needs_events!();
     let watched = Watched { tid: -1, cpu: 0 };
     let event = open(&software(PAGE_FAULTS), watched, None).expect("an event");
-    let (payload, told) = dumped(event).expect("it is kept");
+    let (record, told) = dumped(event).expect("it is kept");
     assert!(told.ends_with("of processor 0 off"), "{told}");
-    let text = script(&payload.encode_to_vec(), None);
+    let text = script(&record, None);
     assert!(text.contains("}, -1, 0, -1, 0) = 5"), "{text}");
 }
 
@@ -273,11 +278,11 @@ fn tracepoints_are_known_by_their_names() {
         "{told}"
     );
     world.restore().expect("the number is the same");
-    let mut payload = Payload::read(world.payload(at)).expect("sound");
-    payload.check_numbers().expect("it is the same host");
+    let mut record = recorded(&world, at).clone();
+    record.check_numbers().expect("it is the same host");
     for name in ["sched/sched_wakeup", "sched/there_is_none", "none/none"] {
-        payload.tracepoint = name.to_owned();
-        let error = payload
+        record.tracepoint = name.to_owned();
+        let error = record
             .check_numbers()
             .expect_err("it is another")
             .to_string();
@@ -309,15 +314,15 @@ fn drivers_are_known_by_their_names() {
     let Ok(event) = of_process(&attr) else {
         testkit::skip!("the driver has no such event");
     };
-    let (mut payload, told) = dumped(event).expect("it is kept");
+    let (mut record, told) = dumped(event).expect("it is kept");
     assert!(told.contains("event msr 0x0 of thread"), "{told}");
-    payload.check_numbers().expect("it is the same host");
+    record.check_numbers().expect("it is the same host");
     for change in [
-        |payload: &mut Payload| payload.attr[0] += 1,
-        |payload: &mut Payload| payload.driver = "there_is_none".to_owned(),
+        |record: &mut Record| record.attr[0] += 1,
+        |record: &mut Record| record.driver = "there_is_none".to_owned(),
     ] {
-        change(&mut payload);
-        let error = payload
+        change(&mut record);
+        let error = record
             .check_numbers()
             .expect_err("it is another")
             .to_string();
@@ -339,15 +344,15 @@ fn it_counts_from_nothing_on_if_it_did() {
     for counts in [true, false] {
         let watched = Watched { tid: 0, cpu: -1 };
         let event = open(&software(PAGE_FAULTS), watched, None).expect("an event");
-        let payload = Payload {
+        let record = Record {
             attr: software(PAGE_FAULTS),
             tid: Some(7),
             cpu: -1,
             opener: 7,
             counts,
-            ..Payload::default()
+            ..Record::default()
         };
-        begin(&payload.encode_to_vec(), event.as_fd()).expect("it begins");
+        begin(&record, event.as_fd()).expect("it begins");
         let before = count(&event);
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let memory = Mapping::anonymous(4096, both, MapFlags::PRIVATE).expect("memory");
@@ -358,27 +363,27 @@ fn it_counts_from_nothing_on_if_it_did() {
 
 #[test]
 fn what_no_event_has_is_corrupt() {
-    let sound = Payload {
+    let sound = Record {
         attr: software(PAGE_FAULTS),
         tid: Some(7),
         cpu: -1,
         opener: 7,
-        ..Payload::default()
+        ..Record::default()
     };
-    Payload::read(&sound.encode_to_vec()).expect("it is sound");
-    let changes: [fn(&mut Payload); 7] = [
-        |payload| payload.attr.truncate(40),
-        |payload| payload.attr[4] = 64,
-        |payload| payload.tid = Some(0),
-        |payload| payload.tid = None,
-        |payload| payload.opener = 0,
-        |payload| payload.limit = u32::MAX,
-        |payload| payload.driver = "../../cpu".to_owned(),
+    PerfEvent::check(&sound).expect("it is sound");
+    let changes: [fn(&mut Record); 7] = [
+        |record| record.attr.truncate(40),
+        |record| record.attr[4] = 64,
+        |record| record.tid = Some(0),
+        |record| record.tid = None,
+        |record| record.opener = 0,
+        |record| record.limit = u32::MAX,
+        |record| record.driver = "../../cpu".to_owned(),
     ];
     for change in changes {
-        let mut payload = sound.clone();
-        change(&mut payload);
-        let error = Payload::read(&payload.encode_to_vec()).expect_err("wrong");
+        let mut record = sound.clone();
+        change(&mut record);
+        let error = PerfEvent::check(&record).expect_err("wrong");
         assert!(matches!(error, Error::Corrupt { .. }), "{error}");
     }
 }

@@ -191,6 +191,19 @@ impl Options {
         ))
     }
 
+    /// Refuses options that no dump writes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn check(&self) -> Result<()> {
+        let unknown = self.values.iter().find(|value| value.known().is_none());
+        unknown.map_or(Ok(()), |value| {
+            let what = format!("level {} option {}", value.level, value.name);
+            let what = format!("{what} is not one that is saved");
+            Err(Error::corrupt("socket options", what))
+        })
+    }
+
     /// Gives a socket back the options that binding needed otherwise.
     ///
     /// # Errors
@@ -198,7 +211,8 @@ impl Options {
     pub fn restore_bound(&self, own: BorrowedFd<'_>) -> Result<()> {
         let bound = |value: &&Value| OF_BINDING.contains(&(value.level, value.name));
         for value in self.values.iter().filter(bound) {
-            apply_one(own, value.known()?, &value.value)?;
+            let known = value.known().expect("checked when decoded");
+            apply_one(own, known, &value.value)?;
         }
         Ok(())
     }
@@ -206,14 +220,13 @@ impl Options {
     /// Gives a socket the options of one stage, setting only what differs.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for options that are not kept, [`Error::Mismatch`] for one that this
-    /// kernel lacks, or the system call's errno.
+    /// [`Error::Mismatch`] for one that this kernel lacks, or the system call's errno.
     pub fn apply(&self, own: BorrowedFd<'_>, stage: Stage) -> Result<()> {
         if let (Early, Some(hidden)) = (stage, &self.hidden) {
             hidden.apply_before_device(own)?;
         }
         for value in &self.values {
-            let known = value.known()?;
+            let known = value.known().expect("checked when decoded");
             if known.1.stage == stage {
                 apply_one(own, known, &value.value)?;
             }
@@ -235,16 +248,12 @@ impl Options {
 
 impl Value {
     /// The entry of the ledger for the option, if the ledger keeps it.
-    fn known(&self) -> Result<KeptOption> {
-        let entry = ledger::find(self.level, self.name);
-        let known = entry.and_then(|entry| match entry.fate {
+    fn known(&self) -> Option<KeptOption> {
+        let entry = ledger::find(self.level, self.name)?;
+        match entry.fate {
             Fate::Kept(kept) if self.value.len() <= kept.bytes => Some((entry, kept)),
             _ => None,
-        });
-        known.ok_or_else(|| {
-            let what = format!("level {} option {}", self.level, self.name);
-            Error::corrupt("socket options", format!("{what} is not one that is saved"))
-        })
+        }
     }
 }
 
@@ -507,7 +516,7 @@ mod tests {
             values: vec![value],
             ..Options::default()
         };
-        let error = options.apply(socket(1).as_fd(), Early).unwrap_err();
+        let error = options.check().unwrap_err();
         assert!(matches!(error, Error::Corrupt { .. }), "{error}");
     }
 

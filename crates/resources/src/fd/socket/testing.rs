@@ -6,7 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::FileType;
 
 use crate::fd::tcp::lock::{self, Lock};
-use crate::fd::{DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, claim, tags};
+use crate::fd::testing::stored;
+use crate::fd::{
+    Description, DescriptionId, DumpContext, Info, Open, RestoreContext, claim, kind_of,
+};
 use crate::{Allow, Error, Result};
 
 /// A tree's descriptions, from the dump to the restore.
@@ -14,7 +17,7 @@ use crate::{Allow, Error, Result};
 pub(crate) struct World {
     pub(crate) allow: Allow,
     live: Vec<OwnedFd>,
-    dumped: Vec<(&'static dyn Kind, Vec<u8>)>,
+    dumped: Vec<Box<dyn Description>>,
     lock: Option<Lock>,
 }
 
@@ -68,9 +71,8 @@ impl World {
         let mut at = 0;
         while at < queue.len() {
             let kind = claim(&queue[at])?;
-            let payload = kind.dump(&queue[at], &mut cx)?;
-            kind.describe(&payload)?;
-            self.dumped.push((kind, payload));
+            let description = kind.dump(&queue[at], &mut cx)?;
+            self.dumped.push(stored(kind, queue[at].id, &*description)?);
             at += 1;
             let known = queue.len() - self.live.len();
             for (index, own) in cx.flying[known..].iter().enumerate() {
@@ -84,12 +86,10 @@ impl World {
     /// those that were only in flight stand at the end.
     pub(crate) fn restore(self) -> Result<Vec<OwnedFd>> {
         let cx = self.restore_until_resume()?;
-        let tcp = cx.dumped.iter().filter(|(kind, _)| kind.tag() == tags::TCP);
-        let _leftover = lock::release(tcp.map(|(_, payload)| payload.as_slice()))?;
+        let _leftover = lock::release(&cx.dumped)?;
         for index in 0..cx.opened.len() {
             let own = dup(cx.opened[index].as_fd());
-            let (kind, payload) = cx.dumped[index].clone();
-            kind.resume(&payload, own.as_fd(), &cx.allow)?;
+            cx.dumped[index].resume(own.as_fd(), &cx.allow)?;
         }
         Ok(cx.opened)
     }
@@ -97,7 +97,7 @@ impl World {
     /// The same image once more.
     pub(crate) fn copy(&self) -> Self {
         Self {
-            dumped: self.dumped.clone(),
+            dumped: self.dumped.iter().map(|one| again(&**one)).collect(),
             ..Self::default()
         }
     }
@@ -117,16 +117,16 @@ impl World {
             unix: crate::fd::unix::Deferred::default(),
             dumped: Vec::new(),
         };
-        for (kind, payload) in &self.dumped {
-            kind.prepare(payload, &mut cx)?;
+        for description in &self.dumped {
+            description.prepare(&mut cx)?;
         }
-        for (kind, payload) in &self.dumped {
-            let own = kind.open(payload, &mut cx)?;
+        for description in &self.dumped {
+            let own = description.open(&mut cx)?;
             cx.opened.push(own);
         }
-        for (index, (kind, payload)) in self.dumped.iter().enumerate() {
+        for (index, description) in self.dumped.iter().enumerate() {
             let own = dup(cx.opened[index].as_fd());
-            kind.finish(payload, own.as_fd(), &mut cx)?;
+            description.finish(own.as_fd(), &mut cx)?;
         }
         cx.unix.finish()?;
         cx.shared.clear();
@@ -145,18 +145,21 @@ impl World {
         self.live.clear();
     }
 
-    /// One description's payload.
-    pub(crate) fn payload(&self, index: usize) -> &[u8] {
-        &self.dumped[index].1
+    /// One description.
+    pub(crate) fn description(&self, index: usize) -> &dyn Description {
+        &*self.dumped[index]
     }
 
     /// What people see of each description.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let dumped = self.dumped.iter();
-        dumped
-            .map(|(kind, payload)| kind.describe(payload).unwrap())
-            .collect()
+        self.dumped.iter().map(|one| one.describe()).collect()
     }
+}
+
+/// The same description once more.
+fn again(description: &dyn Description) -> Box<dyn Description> {
+    let kind = kind_of(description.tag()).unwrap();
+    stored(kind, DescriptionId(0), description).unwrap()
 }
 
 /// Dumps, closes and opens sockets again.
@@ -231,7 +234,7 @@ impl DumpContext for Dumping {
 /// What is open so far.
 pub(crate) struct Restoring {
     allow: Allow,
-    dumped: Vec<(&'static dyn Kind, Vec<u8>)>,
+    dumped: Vec<Box<dyn Description>>,
     opened: Vec<OwnedFd>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     seen: HashMap<Vec<u8>, FileType>,

@@ -9,17 +9,16 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use prost::Message as _;
 use sys::nft;
 pub use sys::nft::{Label, Leftover};
 use sys::watchdog::{Setting, Watchdog};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::repair;
-use super::{Tcp, is_tcp};
-use crate::fd::Open;
+use super::{TcpSocket, is_tcp};
 use crate::fd::socket::Nature;
 use crate::fd::socket::inet;
+use crate::fd::{Description, Open};
 use crate::{Allow, Error, Result};
 
 /// What the names of all tables begin with.
@@ -156,34 +155,27 @@ pub fn is_needed(open: &Open<'_>) -> Result<bool> {
     Ok(connection_of(open)?.is_some())
 }
 
-/// Removes the rules that a dump has left for the connections among these payloads (of records
-/// with the tag of [`super::TcpSocket`]); none is fine. Called when the restored tree is about to
-/// run; the result is to be dropped once it does.
+/// Removes the rules that a dump has left for the connections among these descriptions; none is
+/// fine. Called when the restored tree is about to run; the result is to be dropped once it does.
 ///
 /// # Errors
-/// [`Error::Corrupt`], or the system calls' errno.
-pub fn release<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Option<Leftover>> {
-    let Some(name) = table(payloads)? else {
+/// The system calls' errno.
+pub fn release(all: &[Box<dyn Description>]) -> Result<Option<Leftover>> {
+    let Some(name) = table(all) else {
         return Ok(None);
     };
     nft::unblock(&name).map_err(|error| Error::kernel("unblock the tree's TCP connections", error))
 }
 
-/// The name of the table that a dump leaves for the connections among these payloads; `None` for
-/// no connections.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn table<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Option<String>> {
-    let mut connections = Vec::new();
-    for payload in payloads {
-        let record = Tcp::decode(payload)
-            .map_err(|error| Error::corrupt("tcp socket", error.to_string()))?;
-        if record.connection.is_some() {
-            connections.extend(pair(&record.local, &record.remote));
-        }
-    }
-    Ok((!connections.is_empty()).then(|| name_of(connections)))
+/// The name of the table that a dump leaves for the connections among these descriptions; `None`
+/// for no connections.
+#[must_use]
+pub fn table(all: &[Box<dyn Description>]) -> Option<String> {
+    let sockets = all.iter().filter_map(|one| one.record::<TcpSocket>());
+    let connected = sockets.filter(|socket| socket.connection.is_some());
+    let ends = connected.filter_map(|socket| pair(&socket.local, &socket.remote));
+    let connections: Vec<_> = ends.collect();
+    (!connections.is_empty()).then(|| name_of(connections))
 }
 
 /// The name of the table: the same for the same connections, whatever their order.

@@ -39,7 +39,6 @@ pub mod signature;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use prost::Message as _;
 use rustix::event::PollFlags;
 
 use repair::{Connection, State};
@@ -47,7 +46,7 @@ use signature::Signature;
 
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature, hidden, inet, inet_diag, packet};
-use super::{DumpContext, Kind, Open, RestoreContext, decode, ready};
+use super::{Description, DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Allow, Error, Result};
 
 const SOCK_STREAM: i32 = 1;
@@ -138,34 +137,55 @@ fn is_tcp(nature: Nature) -> bool {
 }
 
 impl Kind for TcpSocket {
-    fn tag(&self) -> u16 {
-        super::tags::TCP
-    }
+    type Record = Tcp;
+    const TAG: u16 = super::tags::TCP;
+    const NAME: &'static str = "tcp socket";
+    const STAYS: bool = true;
 
-    fn stays(&self) -> bool {
-        true
-    }
-
-    fn name(&self) -> &'static str {
-        "tcp socket"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         Nature::claims(open, is_tcp)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = checked(self, payload)?;
+    fn check(record: &Tcp) -> Result<()> {
+        record.options.check()?;
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        if ![inet::AF_INET, inet::AF_INET6].contains(&record.family) {
+            return corrupt("of another family");
+        }
+        let state = State::try_from(record.state).unwrap_or(State::Unknown);
+        let connected = state.is_connected();
+        if !(connected || [State::Close, State::Listen].contains(&state)) {
+            return corrupt("in no state that is saved");
+        }
+        if connected && record.multipath {
+            return corrupt("a connection of Multipath TCP");
+        }
+        if connected != record.connection.is_some() {
+            return corrupt("connected to nothing");
+        }
+        if !record.connection.as_ref().is_none_or(Connection::is_sound) {
+            return corrupt("its connection does not make sense");
+        }
+        if !record.signatures.iter().all(Signature::is_sound) {
+            return corrupt("has a key that no socket can have");
+        }
+        if record.error != 0 && !(record.ended && ended::is_made(record.error)) {
+            return corrupt("has an error that no connection has ended with");
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Tcp) -> String {
         let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
         let queues = record.connection.as_ref().map(|connection| {
             let (sent, received) = (connection.sent.len(), connection.received.len());
             format!(" unacknowledged={sent} unread={received}")
         });
-        Ok(match record.state() {
+        match record.state() {
             State::Listen if record.multipath => {
                 format!("{local} listening backlog={} multipath", record.backlog)
             }
@@ -175,11 +195,10 @@ impl Kind for TcpSocket {
                 "{local} to {remote} {state:?}{}",
                 queues.unwrap_or_default()
             ),
-        })
+        }
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = checked(self, payload)?;
+    fn open(record: &Tcp, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let (protocol, doing) = if record.multipath {
             (IPPROTO_MPTCP, "make a Multipath TCP socket")
         } else {
@@ -195,7 +214,7 @@ impl Kind for TcpSocket {
                 .map_err(|error| Error::kernel("set TCP_MD5SIG_EXT", error))?;
         }
         match (record.state(), &record.connection) {
-            (State::Listen, _) => bind(&record, own.as_fd(), cx)?,
+            (State::Listen, _) => bind(record, own.as_fd(), cx)?,
             (_, Some(_)) if !cx.allow().tcp_established && !cx.allow().tcp_close => {
                 let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
                 return Err(Error::Mismatch {
@@ -214,23 +233,17 @@ impl Kind for TcpSocket {
                         .map_err(|error| Error::kernel("have a connection fail again", error))?;
                 }
                 // Nothing can be done with its address any more.
-                if let Err(error) = bind(&record, own.as_fd(), cx) {
+                if let Err(error) = bind(record, own.as_fd(), cx) {
                     log::warn!("an ended connection loses its address: {error}");
                 }
                 end(own.as_fd());
             }
-            (_, None) => bind(&record, own.as_fd(), cx)?,
+            (_, None) => bind(record, own.as_fd(), cx)?,
         }
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let record = checked(self, payload)?;
+    fn finish(record: &Tcp, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
         if let (Some(connection), false) = (&record.connection, cx.allow().tcp_close) {
             let written = connection.write(own, &record.local, &record.remote);
             written.map_err(|(doing, error)| {
@@ -242,13 +255,12 @@ impl Kind for TcpSocket {
             })?;
         }
         if record.state() == State::Listen {
-            listen(&record, own, cx)?;
+            listen(record, own, cx)?;
         }
         record.options.apply(own, Stage::Late)
     }
 
-    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
-        let record = checked(self, payload)?;
+    fn resume(record: &Tcp, own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
         let Some(connection) = record.connection.as_ref().filter(|_| !allow.tcp_close) else {
             return record.options.restore_bound(own);
         };
@@ -264,7 +276,7 @@ impl Kind for TcpSocket {
             .number(SOL_SOCKET, SO_REUSEADDR)
             .unwrap_or_default();
         connection.wake(own, reuse).map_err(failed)?;
-        half_close(&record, connection, own).map_err(failed)?;
+        half_close(record, connection, own).map_err(failed)?;
         if record.is_deaf {
             sys::socket::shutdown(own, SHUT_RD).map_err(failed)?;
         }
@@ -272,41 +284,11 @@ impl Kind for TcpSocket {
     }
 }
 
-/// Whether the payload of a record is that of a connection, which sleeps until [`Kind::resume`].
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn is_connection(payload: &[u8]) -> Result<bool> {
-    Ok(checked(&TcpSocket, payload)?.connection.is_some())
-}
-
-fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tcp> {
-    let record: Tcp = decode(kind, payload)?;
-    let corrupt = |what| Err(Error::corrupt("tcp socket", what));
-    if ![inet::AF_INET, inet::AF_INET6].contains(&record.family) {
-        return corrupt("of another family");
-    }
-    let state = State::try_from(record.state).unwrap_or(State::Unknown);
-    let connected = state.is_connected();
-    if !(connected || [State::Close, State::Listen].contains(&state)) {
-        return corrupt("in no state that is saved");
-    }
-    if connected && record.multipath {
-        return corrupt("a connection of Multipath TCP");
-    }
-    if connected != record.connection.is_some() {
-        return corrupt("connected to nothing");
-    }
-    if !record.connection.as_ref().is_none_or(Connection::is_sound) {
-        return corrupt("its connection does not make sense");
-    }
-    if !record.signatures.iter().all(Signature::is_sound) {
-        return corrupt("has a key that no socket can have");
-    }
-    if record.error != 0 && !(record.ended && ended::is_made(record.error)) {
-        return corrupt("has an error that no connection has ended with");
-    }
-    Ok(record)
+/// True if a description is a connection of TCP, which sleeps until [`Kind::resume`].
+#[must_use]
+pub fn is_connection(description: &dyn Description) -> bool {
+    let record = description.record::<TcpSocket>();
+    record.is_some_and(|record| record.connection.is_some())
 }
 
 fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
@@ -1081,7 +1063,7 @@ mod tests {
         };
         record.set_state(State::Established);
         let refused = |record: &Tcp| {
-            let error = checked(&TcpSocket, &record.encode_to_vec()).unwrap_err();
+            let error = TcpSocket::check(record).unwrap_err();
             assert!(matches!(error, Error::Corrupt { .. }), "{error}");
         };
         refused(&record);

@@ -3,20 +3,20 @@
 
 use syscalls::Sysno;
 
-use super::{Role, TtyKind, checked};
-use crate::Result;
+use super::{Role, TtyKind};
+use crate::fd::Description;
 use crate::script::{Arg, Script};
 
 const TIOCSCTTY: u32 = 0x540e;
 const TIOCSPGRP: u32 = 0x5410;
 const TIOCNOTTY: u32 = 0x5422;
 
-/// Whether the description with this payload is the terminal that /proc/PID/stat calls `tty_nr`.
-///
-/// # Errors
-/// [`crate::Error::Corrupt`].
-pub fn is_terminal(payload: &[u8], tty_nr: i32) -> Result<bool> {
-    let record = checked(&TtyKind, payload)?;
+/// True if the description is the terminal that /proc/PID/stat calls `tty_nr`.
+#[must_use]
+pub fn is_terminal(description: &dyn Description, tty_nr: i32) -> bool {
+    let Some(record) = description.record::<TtyKind>() else {
+        return false;
+    };
     let number = tty_nr.cast_unsigned();
     let (major, minor) = (
         (number >> 8) & 0xfff,
@@ -26,21 +26,17 @@ pub fn is_terminal(payload: &[u8], tty_nr: i32) -> Result<bool> {
         record.role(),
         Role::Master | Role::HungUp | Role::Lost | Role::Unknown
     );
-    Ok(is_slave && (record.major, record.minor) == (major, minor))
+    is_slave && (record.major, record.minor) == (major, minor)
 }
 
-/// Adds the call by which a session leader without a terminal takes the one behind `fd`, whose
-/// payload is given; after `setsid`. A terminal of outside is taken from the session that has it:
-/// that is the restorer's own.
-///
-/// # Errors
-/// [`crate::Error::Corrupt`].
-pub fn take(script: &mut Script, fd: impl Into<Arg>, payload: &[u8]) -> Result<()> {
-    let steal = checked(&TtyKind, payload)?.role() == Role::Outside;
-    let steal = u32::from(steal);
+/// Adds the call by which a session leader without a terminal takes the one behind `fd`, which is
+/// `terminal`; after `setsid`. A terminal of outside is taken from the session that has it: that is
+/// the restorer's own.
+pub fn take(script: &mut Script, fd: impl Into<Arg>, terminal: &dyn Description) {
+    let record = terminal.record::<TtyKind>();
+    let steal = u32::from(record.is_some_and(|record| record.role() == Role::Outside));
     script.call(Sysno::ioctl, [fd.into(), TIOCSCTTY.into(), steal.into()]);
     script.note("controlling terminal");
-    Ok(())
 }
 
 /// Adds the call by which a task that does not lead its session gives up the terminal behind `fd`,

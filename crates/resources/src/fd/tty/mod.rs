@@ -27,7 +27,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use prost::Message as _;
 use rustix::event::PollFlags;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid, major, minor};
 use rustix::io::Errno;
@@ -36,7 +35,7 @@ use sys::tty::{Attributes, Switch, is_on, switch};
 
 use queue::Flight;
 
-use super::{DumpContext, Kind, Open, RestoreContext, decode, ready, status};
+use super::{DumpContext, Kind, Open, RestoreContext, ready, status};
 use crate::{Allow, Error, Result};
 
 /// `TTYAUX_MAJOR`: /dev/tty, /dev/console, /dev/ptmx.
@@ -147,15 +146,11 @@ pub enum Role {
 pub struct TtyKind;
 
 impl Kind for TtyKind {
-    fn tag(&self) -> u16 {
-        super::tags::TTY
-    }
+    type Record = Tty;
+    const TAG: u16 = super::tags::TTY;
+    const NAME: &'static str = "terminal";
 
-    fn name(&self) -> &'static str {
-        "terminal"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         if FileType::from_raw_mode(open.stat.st_mode) != FileType::CharacterDevice {
             return false;
         }
@@ -163,14 +158,34 @@ impl Kind for TtyKind {
         (major == AUXILIARY && minor <= PTMX) || major == CONSOLES || SLAVES.contains(&major)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tty> {
+        read(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = checked(self, payload)?;
+    fn check(record: &Tty) -> Result<()> {
+        status::check(Self::NAME, record.flags)?;
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        let known = Role::try_from(record.role).is_ok_and(|role| role != Role::Unknown);
+        if !known || record.index > INDEX_MAX {
+            return corrupt("it is none");
+        }
+        if (record.role() == Role::Master) != record.pair.is_some() {
+            return corrupt("half of a pair");
+        }
+        let pair_is_sound = |pair: &Pair| pair.size.len() == 4 && pair.node.len() == 3;
+        if !record.pair.as_ref().is_none_or(pair_is_sound) {
+            return corrupt("its pair is incomplete");
+        }
+        let no_attributes = record.attributes.is_empty() && record.pair.is_none();
+        if !no_attributes && attributes_of(record).is_none() {
+            return corrupt("its attributes have another size");
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Tty) -> String {
         let path = String::from_utf8_lossy(&record.path);
-        Ok(match (record.role(), &record.pair) {
+        match (record.role(), &record.pair) {
             (Role::Master, Some(pair)) => {
                 let (rows, columns) = (pair.size[0], pair.size[1]);
                 let bytes = pair.flight.bytes();
@@ -184,26 +199,25 @@ impl Kind for TtyKind {
             (Role::Outside, _) => format!("of outside {path}"),
             (Role::Lost, _) => format!("of outside {path}, hung up"),
             _ => path.into_owned(),
-        })
+        }
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = checked(self, payload)?;
-        let flags = status::checked("terminal", record.flags)? | OFlags::NOCTTY;
+    fn open(record: &Tty, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let flags = status::opening(record.flags) | OFlags::NOCTTY;
         match record.role() {
             Role::Master => {
-                let own = master(&record, &record.path, cx)?;
+                let own = master(record, &record.path, cx)?;
                 status::set(&own, flags)?;
                 Ok(own)
             }
             Role::Slave | Role::HungUp => {
-                let master = master(&record, &record.master_path, cx)?;
-                slave(&record, master.as_fd(), flags)
+                let master = master(record, &record.master_path, cx)?;
+                slave(record, master.as_fd(), flags)
             }
             Role::Lost => {
                 let path = Path::new(OsStr::from_bytes(DEFAULT_MASTER));
                 let (master, _) = make_from(record.index, path)?;
-                slave(&record, master.as_fd(), flags)
+                slave(record, master.as_fd(), flags)
             }
             Role::Outside => {
                 let name = format!("tty[{:x}:{:x}]", record.rdev, record.dev);
@@ -228,26 +242,19 @@ impl Kind for TtyKind {
         }
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let record = checked(self, payload)?;
+    fn finish(record: &Tty, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         match &record.pair {
-            Some(pair) => finish_master(&record, pair, own)?,
+            Some(pair) => finish_master(record, pair, own)?,
             // Others have it too: what a restore that fails has changed, it would have to change
             // back.
-            None if attributes_of(&record).is_some() => return Ok(()),
+            None if attributes_of(record).is_some() => return Ok(()),
             None => {}
         }
-        be_exclusive(&record, own)
+        be_exclusive(record, own)
     }
 
-    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
-        let record = checked(self, payload)?;
-        let Some(wanted) = attributes_of(&record).filter(|_| record.pair.is_none()) else {
+    fn resume(record: &Tty, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+        let Some(wanted) = attributes_of(record).filter(|_| record.pair.is_none()) else {
             return Ok(());
         };
         let failed = |error| record.failed(error);
@@ -256,7 +263,7 @@ impl Kind for TtyKind {
             let set = sys::job::without_stop(|| sys::tty::set_attributes(own, &wanted));
             set.map_err(failed)?;
         }
-        be_exclusive(&record, own)
+        be_exclusive(record, own)
     }
 }
 
@@ -266,27 +273,6 @@ fn be_exclusive(record: &Tty, own: BorrowedFd<'_>) -> Result<()> {
         true => switch(own, Switch::Exclusive, true).map_err(|error| record.failed(error)),
         false => Ok(()),
     }
-}
-
-fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tty> {
-    let record: Tty = decode(kind, payload)?;
-    let corrupt = |what| Err(Error::corrupt("terminal", what));
-    let known = Role::try_from(record.role).is_ok_and(|role| role != Role::Unknown);
-    if !known || record.index > INDEX_MAX {
-        return corrupt("it is none");
-    }
-    if (record.role() == Role::Master) != record.pair.is_some() {
-        return corrupt("half of a pair");
-    }
-    let pair_is_sound = |pair: &Pair| pair.size.len() == 4 && pair.node.len() == 3;
-    if !record.pair.as_ref().is_none_or(pair_is_sound) {
-        return corrupt("its pair is incomplete");
-    }
-    let no_attributes = record.attributes.is_empty() && record.pair.is_none();
-    if !no_attributes && attributes_of(&record).is_none() {
-        return corrupt("its attributes have another size");
-    }
-    Ok(record)
 }
 
 fn attributes_of(record: &Tty) -> Option<Attributes> {
@@ -543,6 +529,7 @@ mod tests {
     use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
     use super::super::socket::testing::{World, cycle};
+    use super::super::testing::decoded;
     use rustix::event::{PollFd, Timespec};
 
     use super::*;
@@ -857,9 +844,9 @@ mod tests {
             world.dump().unwrap();
             assert!(world.lines()[0].starts_with("of outside /dev/pts/"));
             let number = i32::try_from(major(device) << 8 | minor(device) & 0xff).unwrap();
-            let payload = world.payload(0);
-            assert!(control::is_terminal(payload, number).unwrap());
-            assert!(!control::is_terminal(payload, number ^ 1).unwrap());
+            let terminal = world.description(0);
+            assert!(control::is_terminal(terminal, number));
+            assert!(!control::is_terminal(terminal, number ^ 1));
             drop(master);
         });
     }
@@ -869,10 +856,14 @@ mod tests {
         let mut script = crate::script::Script::default();
         let mut record = Tty::default();
         record.set_role(Role::Slave);
-        control::take(&mut script, 0, &record.encode_to_vec()).unwrap();
+        let mut take = |record: &Tty| {
+            let terminal = decoded(&TtyKind, record).unwrap();
+            control::take(&mut script, 0, &*terminal);
+        };
+        take(&record);
         record.set_role(Role::Outside);
         record.attributes = vec![0; sys::tty::ATTRIBUTES_BYTES];
-        control::take(&mut script, 0, &record.encode_to_vec()).unwrap();
+        take(&record);
         control::foreground(&mut script, 0, 77);
         assert_eq!(
             script.to_string(),
@@ -885,14 +876,14 @@ mod tests {
     #[test]
     fn damaged_payloads_are_refused() {
         let mut record = Tty::default();
-        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+        assert!(TtyKind::check(&record).is_err());
         record.set_role(Role::Master);
-        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+        assert!(TtyKind::check(&record).is_err());
         record.pair = Some(Pair::default());
-        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+        assert!(TtyKind::check(&record).is_err());
         record.set_role(Role::Slave);
         record.pair = None;
         record.attributes = vec![0; 3];
-        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+        assert!(TtyKind::check(&record).is_err());
     }
 }

@@ -34,7 +34,7 @@ use rustix::io::Errno;
 use sys::tun::{self, Number, Setting};
 
 use super::place::Place;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, ready, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, ready, status, tags};
 use crate::{Allow, Error, Result};
 use interface::Interface;
 
@@ -60,7 +60,7 @@ const OF_ATTACHING: u32 =
 
 /// A descriptor of /dev/net/tun.
 #[derive(Clone, PartialEq, Message)]
-struct Payload {
+pub struct Record {
     /// Where the device's node is.
     #[prost(message, required, tag = "1")]
     place: Place,
@@ -99,35 +99,46 @@ impl Queue {
 }
 
 impl Kind for Tun {
-    fn tag(&self) -> u16 {
-        tags::TUN
-    }
+    type Record = Record;
+    const TAG: u16 = tags::TUN;
+    const NAME: &'static str = "tun device";
+    const STAYS: bool = true;
 
-    fn stays(&self) -> bool {
-        true
-    }
-
-    fn name(&self) -> &'static str {
-        "tun device"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         open.is_file(FileType::CharacterDevice) && is_tun(&open.stat)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        let payload = Payload {
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Record> {
+        Ok(Record {
             place: Place::dump(open, cx)?,
             flags: open.info.flags,
             id: open.id.0,
             queue: read(open, cx)?,
-        };
-        Ok(payload.encode_to_vec())
+        })
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let Some(queue) = checked(payload)?.queue else {
-            return Ok("no queue yet".to_owned());
+    fn check(record: &Record) -> Result<()> {
+        let corrupt = |what| Err(Error::corrupt(Self::NAME, what));
+        status::check(Self::NAME, record.flags)?;
+        record.place.check(Self::NAME, FileType::CharacterDevice)?;
+        let Some(queue) = &record.queue else {
+            return Ok(());
+        };
+        if queue.has(IFF_TUN) == queue.has(IFF_TAP) {
+            return corrupt("is of no known type");
+        }
+        if !tun::is_name(&queue.name) {
+            return corrupt("has a name that no interface has");
+        }
+        if queue.flags & !(OF_ATTACHING | IFF_DETACH_QUEUE | IFF_PERSIST) != 0 {
+            return corrupt("has unknown flags");
+        }
+        queue.interface.check()
+    }
+
+    fn describe(record: &Record) -> String {
+        let Some(queue) = &record.queue else {
+            return "no queue yet".to_owned();
         };
         let kind = if queue.has(IFF_TUN) { "tun" } else { "tap" };
         let detached = if queue.has(IFF_DETACH_QUEUE) {
@@ -137,34 +148,30 @@ impl Kind for Tun {
         };
         let (name, interface) = (&queue.name, &queue.interface);
         let (addresses, routes) = (interface.addresses.len(), interface.routes.len());
-        Ok(format!(
-            "{kind} {name}{detached} addresses={addresses} routes={routes}"
-        ))
+        format!("{kind} {name}{detached} addresses={addresses} routes={routes}")
     }
 
-    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
-        Ok(Some(checked(payload)?.place.describe()))
+    fn path(record: &Record) -> Option<String> {
+        Some(record.place.describe())
     }
 
-    fn prepare(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<()> {
-        let payload = checked(payload)?;
-        let own = make(&payload, cx)?;
-        cx.shared().insert(key(payload.id), vec![own]);
+    fn prepare(record: &Record, cx: &mut dyn RestoreContext) -> Result<()> {
+        let own = make(record, cx)?;
+        cx.shared().insert(key(record.id), vec![own]);
         Ok(())
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let payload = checked(payload)?;
-        let made = cx.shared().remove(&key(payload.id));
+    fn open(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let made = cx.shared().remove(&key(record.id));
         match made.and_then(|mut made| made.pop()) {
             Some(own) => Ok(own),
-            None => make(&payload, cx),
+            None => make(record, cx),
         }
     }
 
-    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn resume(record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         // Until now it would have gone with a restore that fails.
-        match checked(payload)?.queue {
+        match &record.queue {
             Some(queue) if queue.has(IFF_PERSIST) => tun::set(own, Setting::Persistent, 1)
                 .map_err(|error| failed(&queue.name, "make it persistent", error)),
             _ => Ok(()),
@@ -189,28 +196,6 @@ fn key_of_interface(index: u32) -> (u16, u64) {
 
 fn failed(name: &str, doing: &str, error: impl Into<std::io::Error>) -> Error {
     Error::kernel(format!("interface {name}: {doing}"), error)
-}
-
-fn checked(payload: &[u8]) -> Result<Payload> {
-    let payload: Payload = decode(&Tun, payload)?;
-    let corrupt = |what| Err(Error::corrupt("tun device", what));
-    if payload.place.kind() != FileType::CharacterDevice {
-        return corrupt("is not a character device");
-    }
-    let Some(queue) = &payload.queue else {
-        return Ok(payload);
-    };
-    if queue.has(IFF_TUN) == queue.has(IFF_TAP) {
-        return corrupt("is of no known type");
-    }
-    if !tun::is_name(&queue.name) {
-        return corrupt("has a name that no interface has");
-    }
-    if queue.flags & !(OF_ATTACHING | IFF_DETACH_QUEUE | IFF_PERSIST) != 0 {
-        return corrupt("has unknown flags");
-    }
-    queue.interface.check()?;
-    Ok(payload)
 }
 
 /// What a descriptor is a queue of.
@@ -273,20 +258,20 @@ fn socket_is_readable(own: BorrowedFd<'_>) -> bool {
 
 fn is_queue_of(open: &Open<'_>, name: &str) -> bool {
     let attached = || tun::attached(open.own().ok()?).ok()?;
-    Tun.claims(open) && attached().is_some_and(|attached| attached.name == name)
+    Tun::claims(open) && attached().is_some_and(|attached| attached.name == name)
 }
 
 /// Opens the device and, where it was one, makes it the queue that it was.
-fn make(payload: &Payload, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-    let flags = status::checked("tun device", payload.flags)?;
-    let own = payload.place.open(flags, None, cx)?;
+fn make(record: &Record, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+    let flags = status::opening(record.flags);
+    let own = record.place.open(flags, None, cx)?;
     let stat = rustix::fs::fstat(&own).map_err(|error| Error::kernel("stat a device", error))?;
     if !is_tun(&stat) {
         return Err(Error::Mismatch {
-            what: format!("{}: is another device", payload.place.describe()),
+            what: format!("{}: is another device", record.place.describe()),
         });
     }
-    let Some(queue) = &payload.queue else {
+    let Some(queue) = &record.queue else {
         return Ok(own);
     };
     let (name, interface) = (&queue.name, &queue.interface);

@@ -331,31 +331,31 @@ fn what_the_kernel_does_not_tell_is_refused() {
 }
 
 #[test]
-fn damaged_payloads_are_refused() {
+fn damaged_records_are_refused() {
     let sound = Queue {
         name: "tun0".to_owned(),
         flags: IFF_TUN,
         ..Queue::default()
     };
-    let payload = |queue: Queue| {
+    let record = |queue: Queue| {
         let place = Place {
             path: b"/dev/net/tun".to_vec(),
             mode: 0o20_600,
             ..Place::default()
         };
-        let payload = Payload {
+        let record = Record {
             place,
             flags: 2,
             id: 0,
             queue: Some(queue),
         };
-        checked(&payload.encode_to_vec())
+        Tun::check(&record)
     };
-    payload(sound.clone()).unwrap();
+    record(sound.clone()).unwrap();
     let with = |change: fn(&mut Queue)| {
         let mut queue = sound.clone();
         change(&mut queue);
-        payload(queue)
+        record(queue)
     };
     with(|queue| queue.flags = IFF_TUN | IFF_TAP).unwrap_err();
     with(|queue| queue.flags |= 1 << 20).unwrap_err();

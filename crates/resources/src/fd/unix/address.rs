@@ -241,7 +241,7 @@ impl Address {
             (Some(file), Some(path)) => self
                 .route(inode, deferred)?
                 .run(|| self.bind_file(own, kind, file, path))?,
-            (Some(_), None) => Err(Error::corrupt("unix socket", "a file without a path")),
+            (Some(_), None) => unreachable!("checked when decoded"),
         }
     }
 

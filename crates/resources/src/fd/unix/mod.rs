@@ -31,7 +31,6 @@ pub use deferred::Deferred;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use prost::Message as _;
 use rustix::event::PollFlags;
 
 use address::Address;
@@ -173,24 +172,31 @@ pub enum Link {
 pub struct UnixSocket;
 
 impl Kind for UnixSocket {
-    fn tag(&self) -> u16 {
-        TAG
-    }
+    type Record = Unix;
+    const TAG: u16 = TAG;
+    const NAME: &'static str = "unix socket";
 
-    fn name(&self) -> &'static str {
-        "unix socket"
-    }
-
-    fn claims(&self, open: &Open<'_>) -> bool {
+    fn claims(open: &Open<'_>) -> bool {
         Nature::claims(open, |nature| nature.family == AF_UNIX)
     }
 
-    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(describe_open(open, cx)?.encode_to_vec())
+    fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
+        describe_open(open, cx)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record = decode(payload)?;
+    fn check(record: &Unix) -> Result<()> {
+        record.options.check()?;
+        record.address.check()?;
+        record.peer_address.check()?;
+        record.queue.iter().try_for_each(Message::check)?;
+        let known = [STREAM, DGRAM, SEQPACKET].contains(&record.kind);
+        if !known || Link::try_from(record.link).is_err() {
+            return Err(Error::corrupt(Self::NAME, "of no known type"));
+        }
+        Ok(())
+    }
+
+    fn describe(record: &Unix) -> String {
         let kind = match record.kind {
             STREAM => "stream",
             DGRAM => "dgram",
@@ -206,20 +212,19 @@ impl Kind for UnixSocket {
             Link::Named => format!("to {}", record.peer_address.print()),
         };
         let (inode, name) = (record.inode, record.address.print());
-        Ok(format!("{kind} {inode} {name} {link} queued={bytes}"))
+        format!("{kind} {inode} {name} {link} queued={bytes}")
     }
 
-    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let record = decode(payload)?;
+    fn open(record: &Unix, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let own = match record.link() {
-            Link::Pair | Link::Gone => connect::connected(&record, cx)?,
+            Link::Pair | Link::Gone => connect::connected(record, cx)?,
             Link::None | Link::Named if record.kind == DGRAM && record.maker.is_some() => {
-                connect::parted(&record)?
+                connect::parted(record)?
             }
             Link::None | Link::Listening | Link::Waiting | Link::Named => new(record.kind)?,
         };
         // A listener gets its name last: connections that it accepted may have to borrow it.
-        let is_named = is_connection(&record) && connect::server(&record) == Some(Server::Own);
+        let is_named = is_connection(record) && connect::server(record) == Some(Server::Own);
         if record.link() != Link::Listening && !is_named {
             let what = (record.kind, record.inode);
             record.address.bind(own.as_fd(), what, cx.unix())?;
@@ -228,22 +233,16 @@ impl Kind for UnixSocket {
         Ok(own)
     }
 
-    fn finish(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
-        let record = decode(payload)?;
+    fn finish(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
         match record.link() {
-            Link::Listening => finish_listener(&record, own, cx)?,
+            Link::Listening => finish_listener(record, own, cx)?,
             Link::Pair => {
                 record.options.apply(own, Stage::Early)?;
                 let peer = Source::Peer(DescriptionId(record.peer_id));
                 queue::fill(&record.queue, own, &peer, cx)?;
             }
-            Link::Gone => finish_gone(&record, own, cx)?,
-            Link::None | Link::Named | Link::Waiting => finish_single(&record, own, cx)?,
+            Link::Gone => finish_gone(record, own, cx)?,
+            Link::None | Link::Named | Link::Waiting => finish_single(record, own, cx)?,
         }
         // Of a connection, one end's receiving side is the other end's sending side.
         if record.link() == Link::Pair && record.kind != DGRAM {
@@ -252,9 +251,8 @@ impl Kind for UnixSocket {
         record.options.apply(own, Stage::Late)
     }
 
-    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
-        let record = decode(payload)?;
-        let settled = record.kind != DGRAM && is_connection(&record);
+    fn resume(record: &Unix, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+        let settled = record.kind != DGRAM && is_connection(record);
         if settled {
             return Ok(());
         }
@@ -264,17 +262,6 @@ impl Kind for UnixSocket {
 
 fn is_connection(record: &Unix) -> bool {
     matches!(record.link(), Link::Pair | Link::Gone)
-}
-
-fn decode(payload: &[u8]) -> Result<Unix> {
-    let record: Unix = super::decode(&UnixSocket, payload)?;
-    record.address.check()?;
-    record.peer_address.check()?;
-    let known = [STREAM, DGRAM, SEQPACKET].contains(&record.kind);
-    if !known || Link::try_from(record.link).is_err() {
-        return Err(Error::corrupt("unix socket", "of no known type"));
-    }
-    Ok(record)
 }
 
 /// The unix sockets of the tree.
@@ -1432,12 +1419,11 @@ mod tests {
                 "{:?}",
                 world.lines()
             );
-            assert!(decode(b"\x08").is_err());
             let record = Unix {
                 kind: 77,
                 ..Unix::default()
             };
-            assert!(decode(&record.encode_to_vec()).is_err());
+            assert!(UnixSocket::check(&record).is_err());
         });
     }
 }

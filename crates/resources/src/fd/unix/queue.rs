@@ -38,6 +38,15 @@ pub struct Message {
 }
 
 impl Message {
+    /// Refuses a message that no dump writes.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.rights.len() > sys::socket::RIGHTS_MAX {
+            let what = "too many descriptors with one message";
+            return Err(Error::corrupt("unix socket", what));
+        }
+        Address::of_name(self.from.clone()).check()
+    }
+
     /// Who sent it, as far as the kernel has noted that.
     fn sent_by(&self) -> Option<Credentials> {
         self.credentials.filter(|who| who.pid > 0)
@@ -257,7 +266,6 @@ fn stand_in(name: &[u8], cx: &mut dyn RestoreContext) -> Result<std::os::fd::Own
     let socket = sys::socket::open(1, super::DGRAM, 0)
         .map_err(|error| Error::kernel("make a unix socket", error))?;
     let address = Address::of_name(name.to_vec());
-    address.check()?;
     address.bind(socket.as_fd(), (super::DGRAM, NOBODYS), cx.unix())?;
     Ok(socket)
 }
@@ -269,12 +277,6 @@ fn send(
     cx: &mut dyn RestoreContext,
 ) -> Result<()> {
     let failed = |error| Error::kernel("refill a unix socket's queue", error);
-    if message.rights.len() > sys::socket::RIGHTS_MAX {
-        return Err(Error::corrupt(
-            "unix socket",
-            "too many descriptors with one message",
-        ));
-    }
     let mut rights = Vec::with_capacity(message.rights.len());
     for id in &message.rights {
         let right = cx.description(DescriptionId(*id))?;

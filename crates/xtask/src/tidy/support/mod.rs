@@ -140,9 +140,7 @@ mod tests {
 //! - At a restore: "it is gone".
 //! - CRIU 4.2: the same.
 impl Kind for Pipe {
-    fn name(&self) -> &'static str {
-        "pipe"
-    }
+    const NAME: &'static str = "pipe";
     fn dump(open: &Open) -> Result<()> {
         open.unsupported("it is full", None)?;
         who.mismatch(self, "it is gone")?;

@@ -124,9 +124,11 @@ pub fn rows(path: &Path, text: &str) -> Vec<Row> {
     rows
 }
 
-/// What the kind of a file is called, by its `fn name`.
+/// The name of the kind, or the part, of a file.
 fn kind_name(text: &str) -> Option<String> {
-    let (_, body) = text.split_once("fn name(&self) -> &'static str {")?;
+    let of_kind = text.split_once("const NAME: &'static str = ");
+    let of_part = || text.split_once("fn name(&self) -> &'static str {");
+    let (_, body) = of_kind.or_else(of_part)?;
     let name = body.trim_start().strip_prefix('"')?;
     Some(name.split('"').next()?.to_owned())
 }
@@ -141,7 +143,7 @@ mod tests {
                     //!   b\"; \"c\".\n//! - At a restore: \"d\".\n//! - CRIU 4.2: the same.\n\
                     //!\n//! More.\n\
                     //!   - CRIU 4.2: not read\n\
-                    fn name(&self) -> &'static str {\n    \"counter\"\n}\n";
+                    const NAME: &'static str = \"counter\";\n";
         let rows = rows(Path::new("a.rs"), text);
         assert_eq!(rows.len(), 1);
         assert_eq!((rows[0].what.as_str(), rows[0].line), ("counter", 3));
