@@ -22,7 +22,7 @@ use resources::fd::socket::peek;
 use resources::fd::table::{Grouping, Row};
 use resources::fd::tcp::lock::{self, Lock};
 use resources::fd::watched::Watched;
-use resources::fd::{self, Description, DescriptionId, DumpContext, ErasedKind, Info, Open};
+use resources::fd::{self, Description, DescriptionId, DumpContext, ErasedKind, Info, Open, Opens};
 use resources::map::listing::Listed;
 use resources::{Allow, Error, ledger};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
@@ -65,7 +65,7 @@ pub(super) struct Files {
     placed: HashMap<(u64, u64, u32), DescriptionId>,
     /// Ids by (pid, fd).
     at: HashMap<(i32, i32), DescriptionId>,
-    opens: Vec<Open<'static>>,
+    opens: Opens<'static>,
     /// The process of each process and thread of the tree, and what that is.
     tasks: HashMap<i32, (i32, fd::Task)>,
     /// Device and inode of this process's root.
@@ -503,7 +503,7 @@ impl DumpContext for Context<'_> {
         self.allow
     }
 
-    fn all(&self) -> &[Open<'_>] {
+    fn all(&self) -> &Opens<'_> {
         &self.files.opens
     }
 

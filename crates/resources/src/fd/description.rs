@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use prost::Message as _;
 
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, SharedMemory};
+use super::{DescriptionId, DumpContext, Kind, Open, Opens, RestoreContext, SharedMemory};
 use crate::script::Script;
 use crate::{Allow, Error, Result};
 
@@ -29,7 +29,7 @@ pub trait ErasedKind: Sync {
     ///
     /// # Errors
     /// Those of [`Kind::check_among`].
-    fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()>;
+    fn check_among(&self, open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()>;
     /// Decodes what an image says of description `id`, and checks it ([`Kind::check`]).
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl<K: Kind> ErasedKind for K {
         Ok(Box::new(Decoded::<K>(record)))
     }
 
-    fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+    fn check_among(&self, open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()> {
         <K as Kind>::check_among(open, all, allow)
     }
 

@@ -16,7 +16,7 @@ use super::ghost::first_of_inode;
 use super::pipe::{Origin, refuse_end};
 use super::place::Place;
 use super::queue::Queue;
-use super::{DumpContext, Kind, Open, RestoreContext, status, tags};
+use super::{DumpContext, Kind, Open, Opens, RestoreContext, status, tags};
 use crate::{Allow, Result};
 
 /// See the file.
@@ -63,7 +63,7 @@ impl Kind for Fifo {
     }
 
     /// One with a path is found there by both ends.
-    fn check_among(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+    fn check_among(open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()> {
         if !open.link.ends_with(b" (deleted)") {
             return Ok(());
         }

@@ -105,21 +105,14 @@ impl Contents {
 
 /// The first description of the same inode as `open`.
 pub(super) fn first_of_inode(open: &Open<'_>, cx: &dyn DumpContext) -> u32 {
-    let inode = (open.stat.st_dev, open.stat.st_ino);
-    let all = cx.all().iter();
-    all.filter(|other| (other.stat.st_dev, other.stat.st_ino) == inode)
-        .map(|other| other.id.0)
-        .chain([open.id.0])
-        .min()
-        .expect("at least itself")
+    let all = cx.all().of_inode(open).map(|other| other.id.0);
+    all.chain([open.id.0]).min().expect("at least itself")
 }
 
 /// The flags of the description that made the inode of `open` as one without a name.
 fn maker_of_inode(open: &Open<'_>, cx: &dyn DumpContext) -> u32 {
-    let inode = (open.stat.st_dev, open.stat.st_ino);
-    let all = cx.all().iter().chain([open]);
-    let mut same = all.filter(|other| (other.stat.st_dev, other.stat.st_ino) == inode);
-    let maker = same.find(|other| status::is_nameless(other.info.flags));
+    let mut all = cx.all().of_inode(open).chain([open]);
+    let maker = all.find(|other| status::is_nameless(other.info.flags));
     maker.map_or(0, |maker| maker.info.flags)
 }
 

@@ -27,6 +27,7 @@ pub mod memfd;
 pub mod mqueue;
 pub mod namespace;
 pub mod netlink;
+mod opens;
 mod own_pipe;
 pub mod packet_socket;
 pub mod path;
@@ -70,6 +71,7 @@ use rustix::fs::{FileType, Stat};
 pub use description::{Description, ErasedKind};
 pub use info::Info;
 pub use kinds::{KINDS, claim, kind_of};
+pub use opens::Opens;
 
 use watched::Watched;
 
@@ -223,7 +225,7 @@ pub trait DumpContext {
     /// What the caller allows.
     fn allow(&self) -> &Allow;
     /// All descriptions of the tree (also those that are only mapped), in the order of their ids.
-    fn all(&self) -> &[Open<'_>];
+    fn all(&self) -> &Opens<'_>;
     /// The description behind descriptor `fd` of task `pid`, if it is open there.
     fn at(&self, pid: i32, fd: i32) -> Option<DescriptionId>;
     /// What the process or thread with this number is, if it is of the tree.
@@ -336,7 +338,7 @@ pub trait Kind: Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Unsupported`].
-    fn check_among(_open: &Open<'_>, _all: &[Open<'_>], _allow: &Allow) -> Result<()> {
+    fn check_among(_open: &Open<'_>, _all: &Opens<'_>, _allow: &Allow) -> Result<()> {
         Ok(())
     }
     /// Refuses a record that no dump writes. Every other method may rely on it: an image's record

@@ -22,7 +22,7 @@ use sys::boot;
 
 use super::ghost::first_of_inode;
 use super::queue::Queue;
-use super::{DumpContext, Kind, Open, RestoreContext, own_pipe, ready, status, tags};
+use super::{DumpContext, Kind, Open, Opens, RestoreContext, own_pipe, ready, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -71,7 +71,7 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    pub(super) fn of(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<Self> {
+    pub(super) fn of(open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<Self> {
         let (pipes, inode) = (&allow.external_pipes, open.stat.st_ino);
         if pipes.inodes.contains(&inode) {
             return Ok(Self::Caller);
@@ -95,7 +95,7 @@ pub(super) fn refuse_end(open: &Open<'_>) -> Error {
 
 /// True if a process outside of the tree reads what the tree writes to a pipe, or writes what it
 /// reads.
-fn has_end_outside(open: &Open<'_>, all: &[Open<'_>]) -> Result<bool> {
+fn has_end_outside(open: &Open<'_>, all: &Opens<'_>) -> Result<bool> {
     let modes = |open: &Open<'_>| match open.info.oflags() {
         flags if flags.contains(OFlags::PATH) => (false, false),
         flags => match flags & OFlags::RWMODE {
@@ -104,9 +104,8 @@ fn has_end_outside(open: &Open<'_>, all: &[Open<'_>]) -> Result<bool> {
             _ => (true, false),
         },
     };
-    let place = |open: &Open<'_>| (open.stat.st_dev, open.stat.st_ino);
-    let same = all.iter().filter(|other| place(other) == place(open));
-    let of_tree = same
+    let of_tree = all
+        .of_inode(open)
         .map(modes)
         .fold((false, false), |all, one| (all.0 | one.0, all.1 | one.1));
     // The kernel says so where nobody has the other end.
@@ -151,7 +150,7 @@ impl Kind for Pipe {
         Ok(record)
     }
 
-    fn check_among(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+    fn check_among(open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()> {
         match Origin::of(open, all, allow)? {
             Origin::Nowhere => Err(refuse_end(open)),
             Origin::New | Origin::Caller | Origin::Starter => Ok(()),

@@ -16,7 +16,7 @@ use testkit::wait::{SOON, wait_until};
 use super::table::Link;
 use super::watched::Watched;
 use super::{
-    Description, DescriptionId, DumpContext, ErasedKind, Info, Kind, Open, RestoreContext,
+    Description, DescriptionId, DumpContext, ErasedKind, Info, Kind, Open, Opens, RestoreContext,
     attributes, claim, status, unread,
 };
 use crate::script::{Layout, Script};
@@ -153,7 +153,7 @@ impl World {
             change(&mut open);
             open
         });
-        let opens = opens.collect::<Vec<_>>();
+        let opens = opens.collect::<Opens<'_>>();
         let mut dumping = Dumping {
             allow: &self.allow,
             opens: &opens,
@@ -162,7 +162,7 @@ impl World {
             watched: Watched::default(),
         };
         let mut dumped = Vec::new();
-        for open in &opens {
+        for open in opens.iter() {
             let link = Link {
                 fd: open.fd,
                 target: open.link.clone(),
@@ -181,7 +181,7 @@ impl World {
                 attributes,
             }));
         }
-        for open in &opens {
+        for open in opens.iter() {
             claim(open)?.check_among(open, &opens, &self.allow)?;
         }
         drop(opens);
@@ -398,7 +398,7 @@ impl World {
 
 struct Dumping<'a> {
     allow: &'a Allow,
-    opens: &'a [Open<'a>],
+    opens: &'a Opens<'a>,
     spaces: &'a mut Vec<Vec<u8>>,
     undo: &'a mut Vec<Box<dyn FnOnce()>>,
     watched: Watched,
@@ -409,7 +409,7 @@ impl DumpContext for Dumping<'_> {
         self.allow
     }
 
-    fn all(&self) -> &[Open<'_>] {
+    fn all(&self) -> &Opens<'_> {
         self.opens
     }
 

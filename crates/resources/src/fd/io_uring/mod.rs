@@ -342,7 +342,7 @@ impl Known {
     fn of(kernel: &Kernel, seen: &Seen, cx: &dyn DumpContext) -> Result<Self> {
         let mut known = Self::default();
         let has_files = seen.files.iter().flatten().next().is_some();
-        for open in cx.all() {
+        for open in cx.all().iter() {
             let is_eventfd = seen.eventfd.is_some() && Eventfd::claims(open);
             if !has_files && !is_eventfd || open.fd < 0 && !open.in_flight {
                 continue;

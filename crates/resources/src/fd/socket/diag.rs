@@ -1,8 +1,11 @@
 //! sock_diag(7): what the kernel tells about a unix socket, asked by its inode number.
 //!
-//! Only sockets of the tree are asked about, one question each: no listing of the whole host.
+//! A few sockets of the tree are asked about one by one. The kernel looks through those of the whole
+//! host for each, so where there are many, it lists all of them.
 
-use sys::netlink::{Batch, Netlink, REQUEST, attributes};
+use std::collections::HashMap;
+
+use sys::netlink::{Batch, DUMP, Netlink, REQUEST, attributes};
 
 use crate::{Error, Result};
 
@@ -50,15 +53,40 @@ pub fn unix(inode: u32) -> Result<Facts> {
     ask(inode).map_err(|error| Error::kernel(doing(), error))
 }
 
-fn ask(inode: u32) -> std::io::Result<Facts> {
+/// Asks about all unix sockets of this network namespace, by their inode numbers.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn all_unix() -> Result<HashMap<u32, Facts>> {
+    let failed = |error| Error::kernel("list unix sockets by sock_diag", error);
+    let mut batch = Batch::default();
+    batch.message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, &request(0));
+    let netlink = Netlink::sock_diag().map_err(failed)?;
+    let listed = netlink.list(batch).map_err(failed)?;
+    let one = |payload: &[u8]| {
+        let inode = payload.get(4..8)?.try_into().ok()?;
+        Some((u32::from_ne_bytes(inode), read(payload)?))
+    };
+    Ok(listed
+        .iter()
+        .filter_map(|one_of| one(&one_of.payload))
+        .collect())
+}
+
+/// The question about the socket with this inode number; for a list, about all.
+fn request(inode: u32) -> [u8; 24] {
     let mut request = [0u8; 24];
     request[0] = AF_UNIX;
     request[4..8].fill(0xff); // all states
     request[8..12].copy_from_slice(&inode.to_ne_bytes());
     request[12..16].copy_from_slice(&SHOW.to_ne_bytes());
     request[16..24].fill(0xff); // no cookie
+    request
+}
+
+fn ask(inode: u32) -> std::io::Result<Facts> {
     let mut batch = Batch::default();
-    batch.message(SOCK_DIAG_BY_FAMILY, REQUEST, &request);
+    batch.message(SOCK_DIAG_BY_FAMILY, REQUEST, &request(inode));
     let answer = Netlink::sock_diag()?.ask(batch)?;
     let cut = || std::io::Error::from(rustix::io::Errno::BADMSG);
     let answer = answer.first().ok_or_else(cut)?;
@@ -116,6 +144,23 @@ mod tests {
         assert_eq!(facts.peer, Some(inode(&right)));
         assert_eq!(facts.shutdown, 2);
         assert_eq!(unix(inode(&right)).unwrap().shutdown, 1);
+    }
+
+    #[test]
+    fn list_says_of_each_socket_what_the_question_about_it_says() {
+        let pairs = (0..40).map(|_| sys::socket::pair(1, 1, 0).unwrap());
+        let pairs = pairs.collect::<Vec<_>>();
+        sys::socket::shutdown(&pairs[7].0, 1).unwrap();
+        let listener = sys::socket::open(1, 1, 0).unwrap();
+        sys::socket::bind(&listener, &[1, 0]).unwrap();
+        sys::socket::listen(&listener, 7).unwrap();
+        let client = sys::socket::open(1, 1, 0).unwrap();
+        sys::socket::connect(&client, &sys::socket::name(&listener).unwrap()).unwrap();
+        let listed = all_unix().unwrap();
+        let ends = pairs.iter().flat_map(|(one, other)| [one, other]);
+        for own in ends.chain([&listener, &client]).map(inode) {
+            assert_eq!(listed.get(&own), Some(&unix(own).unwrap()));
+        }
     }
 
     #[test]

@@ -113,9 +113,8 @@ pub fn inode(open: &Open<'_>) -> u32 {
 
 /// The description of the tree that is the socket with this inode number.
 pub fn find(cx: &dyn DumpContext, wanted: u32) -> Option<&Open<'_>> {
-    cx.all().iter().find(|open| {
-        FileType::from_raw_mode(open.stat.st_mode) == FileType::Socket && inode(open) == wanted
-    })
+    let mut all = cx.all().numbered(wanted.into());
+    all.find(|open| FileType::from_raw_mode(open.stat.st_mode) == FileType::Socket)
 }
 
 /// The id of the description of the tree that is the socket with this inode number.

@@ -8,7 +8,7 @@ use rustix::fs::FileType;
 use crate::fd::tcp::lock::{self, Lock};
 use crate::fd::testing::stored;
 use crate::fd::{
-    Description, DescriptionId, DumpContext, Info, Open, RestoreContext, claim, kind_of,
+    Description, DescriptionId, DumpContext, Info, Open, Opens, RestoreContext, claim, kind_of,
 };
 use crate::{Allow, Error, Result};
 
@@ -60,7 +60,7 @@ impl World {
         };
         let mut cx = Dumping {
             allow: self.allow.clone(),
-            all: opens(&self.live),
+            all: opens(&self.live).into_iter().collect(),
             flying: Vec::new(),
             watched: Default::default(),
         };
@@ -177,7 +177,7 @@ pub(crate) fn cycle<const N: usize>(live: [OwnedFd; N]) -> [OwnedFd; N] {
 
 struct Dumping {
     allow: Allow,
-    all: Vec<Open<'static>>,
+    all: Opens<'static>,
     flying: Vec<OwnedFd>,
     watched: crate::fd::watched::Watched,
 }
@@ -187,7 +187,7 @@ impl DumpContext for Dumping {
         &self.allow
     }
 
-    fn all(&self) -> &[Open<'_>] {
+    fn all(&self) -> &Opens<'_> {
         &self.all
     }
 

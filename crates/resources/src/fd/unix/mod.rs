@@ -25,8 +25,10 @@ mod address;
 mod connect;
 mod deferred;
 mod identity;
+mod index;
 mod queue;
 
+pub(super) use self::index::Index;
 pub use deferred::Deferred;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,7 +39,7 @@ use address::Address;
 use connect::Server;
 use queue::{Credentials, Message, Source};
 
-use super::socket::diag::{self, Facts, State};
+use super::socket::diag::{Facts, State};
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature};
 use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, ready};
@@ -276,7 +278,7 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
     let own = open.own()?;
     let nature = Nature::of(open)?.ok_or_else(|| open.unsupported("it is no socket", None))?;
     let inode = socket::inode(open);
-    let facts = diag::unix(inode)?;
+    let facts = index::facts(inode, cx)?;
     let reachable = facts.state != State::Established || nature.kind == DGRAM;
     let mut record = Unix {
         inode,
@@ -319,8 +321,7 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
 
 /// Whether several stream sockets of the tree have this name: a listener and what it accepted.
 fn is_shared(name: &[u8], cx: &dyn DumpContext) -> bool {
-    let streams = sockets(cx).filter(|(_, nature)| nature.kind != DGRAM);
-    streams.filter(|(open, _)| name_of(open) == name).count() > 1
+    index::named(name, cx) > 1
 }
 
 /// The name of a socket, asked once; none of one that cannot be asked.
@@ -343,9 +344,9 @@ fn flying<'a>(open: &'a Open<'_>, nature: Nature) -> Result<&'a [u64]> {
 }
 
 /// The inode numbers of the clients that wait to be accepted by a socket, looked at once.
-fn waiting_at<'a>(open: &'a Open<'_>) -> &'a [u32] {
+fn waiting_at<'a>(open: &'a Open<'_>, cx: &dyn DumpContext) -> &'a [u32] {
     open.known.waiting.get_or_init(|| {
-        let facts = diag::unix(socket::inode(open));
+        let facts = index::facts(socket::inode(open), cx);
         facts.map_or_else(|_| Vec::new(), |facts| facts.waiting)
     })
 }
@@ -427,7 +428,7 @@ fn describe_peer(
         return describe_outside(open, record, cx);
     };
     record.peer_id = id.0;
-    let back = diag::unix(peer)?.peer;
+    let back = index::facts(peer, cx)?.peer;
     if back == Some(record.inode) && !is_by_name(record) {
         record.set_link(Link::Pair);
         if let Some(peer) = socket::find(cx, peer) {
@@ -463,7 +464,7 @@ fn describe_absent(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> 
         return Ok(());
     }
     let waits_at =
-        |(listener, _): &(&Open<'_>, Nature)| waiting_at(listener).contains(&record.inode);
+        |(listener, _): &(&Open<'_>, Nature)| waiting_at(listener, cx).contains(&record.inode);
     if sockets(cx).find(waits_at).is_none() {
         if cx.allow().unix_close {
             record.lose_peer();
@@ -879,7 +880,7 @@ mod tests {
                 assert_eq!(receive(&client).0, b"hello");
             }
             let inode = u32::try_from(rustix::fs::fstat(&listener).unwrap().st_ino).unwrap();
-            assert_eq!(diag::unix(inode).unwrap().backlog, 1);
+            assert_eq!(socket::diag::unix(inode).unwrap().backlog, 1);
         });
     }
 
@@ -1070,7 +1071,7 @@ mod tests {
                                 let stat = rustix::fs::fstat(&sockets[at]).unwrap();
                                 u32::try_from(stat.st_ino).unwrap()
                             };
-                            let facts = diag::unix(inode(at(own))).unwrap();
+                            let facts = socket::diag::unix(inode(at(own))).unwrap();
                             assert_eq!(facts.peer, Some(inode(at(peer))), "{own} {peers:?}");
                         }
                         // Who is connected hears its own peer alone.
