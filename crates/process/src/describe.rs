@@ -6,7 +6,6 @@ use image::{FORMAT_VERSION, Reader, Run, SpaceId, SpaceKind};
 use resources::fd::tcp::lock;
 use resources::fd::{attributes, locks};
 use resources::map::memory::{Mapping, Memory, Special};
-use resources::task::PARTS;
 use store::{Images, Store};
 
 use crate::chain::{self, files};
@@ -227,7 +226,7 @@ impl Descriptions {
         described.cwd = Some(self.path(task.place.cwd));
         described.root = task.place.root.map(|root| self.path(root));
         for thread in &task.threads {
-            describe_parts(thread, &mut described.parts)?;
+            describe_parts(thread, &mut described.parts);
         }
         let own = |part: &&PartDescription| part.tid == node.pid && part.name == "name";
         if let Some(name) = described.parts.iter().find(own) {
@@ -306,20 +305,12 @@ impl Descriptions {
     }
 }
 
-fn describe_parts(thread: &SavedThread<'_>, described: &mut Vec<PartDescription>) -> Result<()> {
-    for (tag, payload) in &thread.parts {
-        let part = PARTS.iter().find(|part| part.tag() == *tag);
-        let tid = thread.tid;
-        let part = part.ok_or_else(|| {
-            resources::Error::corrupt(format!("task {tid}"), format!("has the unknown part {tag}"))
-        })?;
-        described.push(PartDescription {
-            tid,
-            name: part.name().to_owned(),
-            what: part.describe(payload)?,
-        });
-    }
-    Ok(())
+fn describe_parts(thread: &SavedThread, described: &mut Vec<PartDescription>) {
+    described.extend(thread.parts.iter().map(|part| PartDescription {
+        tid: thread.tid,
+        name: part.name().to_owned(),
+        what: part.describe(),
+    }));
 }
 
 /// Tells what a task shares with an earlier one.
@@ -545,7 +536,9 @@ mod tests {
         refused(unknown, "record 199 of 3: is of a kind that is not known");
         let number = change(eventfd, 3, &|record| record.id = 4);
         refused(number, "description 4 is out of order");
-        let name = PARTS.iter().find(|part| part.name() == "name");
+        let name = resources::task::PARTS
+            .iter()
+            .find(|part| part.name() == "name");
         let name = name.expect("a part").tag();
         let part = change(name, sample::id(sample::THREAD), &|record| record.tag = 299);
         refused(part, "is of a kind that is not known");

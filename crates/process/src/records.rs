@@ -12,6 +12,7 @@ use resources::map::aio::{self, Context, Contexts};
 use resources::map::memory;
 use resources::map::registered::{self, Registration, Registrations};
 use resources::map::vdso::{self, Vdso};
+use resources::task::{self, PartState};
 use sys::arch::Registers;
 
 mod check;
@@ -72,24 +73,22 @@ pub(crate) struct SavedTask<'a> {
     pub contexts: Vec<Context>,
     /// What of its memory is registered with userfaultfds of the tree.
     pub registered: Vec<Registration>,
-    pub threads: Vec<SavedThread<'a>>,
+    pub threads: Vec<SavedThread>,
 }
 
 /// The records of one thread.
-pub(crate) struct SavedThread<'a> {
+pub(crate) struct SavedThread {
     pub tid: i32,
     pub state: ThreadState,
-    /// Parts by number: those of the process stand with the leader, also one that has ended.
-    pub parts: Vec<(u16, &'a [u8])>,
+    /// Parts: those of the process stand with the leader, also one that has ended.
+    pub parts: Vec<Box<dyn PartState>>,
 }
 
-impl SavedThread<'_> {
-    /// The payload of a part.
-    pub fn part(&self, tag: u16) -> Option<&[u8]> {
-        self.parts
-            .iter()
-            .find(|part| part.0 == tag)
-            .map(|part| part.1)
+impl SavedThread {
+    /// What it has of the part with this number, if anything.
+    pub fn part(&self, tag: u16) -> Option<&dyn PartState> {
+        let part = self.parts.iter().find(|part| part.tag() == tag);
+        part.map(|part| &**part)
     }
 
     /// The registers with which it goes on.
@@ -104,8 +103,8 @@ impl SavedThread<'_> {
     }
 
     /// What it has of seccomp(2), if anything.
-    pub fn filters(&self) -> Option<&[u8]> {
-        self.part(resources::task::tags::SECCOMP)
+    pub fn filters(&self) -> Option<&dyn PartState> {
+        self.part(task::tags::SECCOMP)
     }
 }
 
@@ -118,7 +117,7 @@ struct Sorted<'a> {
     /// By number and id; the first of each.
     all: HashMap<(u16, u32), &'a Record>,
     /// Parts of threads, by the threads' numbers.
-    parts: HashMap<u32, Vec<(u16, &'a [u8])>>,
+    parts: HashMap<u32, Vec<&'a Record>>,
 }
 
 impl<'a> Sorted<'a> {
@@ -130,9 +129,8 @@ impl<'a> Sorted<'a> {
         for record in reader.records() {
             let key = (record.tag, record.id);
             sorted.all.entry(key).or_insert(record);
-            if is_part(record.tag) {
-                let part = (record.tag, record.payload.as_slice());
-                sorted.parts.entry(record.id).or_default().push(part);
+            if task::part_of(record.tag).is_some() {
+                sorted.parts.entry(record.id).or_default().push(record);
             }
         }
         sorted
@@ -394,7 +392,7 @@ impl<'a> Saved<'a> {
 
 impl<'a> SavedTask<'a> {
     /// Its threads that have not ended: all but the leader, where that has.
-    pub fn living(&self) -> &[SavedThread<'a>] {
+    pub fn living(&self) -> &[SavedThread] {
         let ended = usize::from(self.node.leader_end.is_some());
         self.threads.get(ended..).unwrap_or_default()
     }
@@ -475,13 +473,14 @@ impl<'a> SavedTask<'a> {
                 let got = state.registers.len();
                 return Err(corrupt(format!("thread {tid} has {got} registers")));
             }
-            let parts = sorted.parts.get(&id.get()).cloned().unwrap_or_default();
+            let parts = sorted.parts.get(&id.get()).into_iter().flatten();
+            let parts = parts.filter_map(|record| {
+                let part = task::part_of(record.tag)?;
+                Some(part.decode(tid, &record.payload))
+            });
+            let parts = parts.collect::<resources::Result<_>>()?;
             self.threads.push(SavedThread { tid, state, parts });
         }
         Ok(())
     }
-}
-
-fn is_part(tag: u16) -> bool {
-    (200..300).contains(&tag)
 }

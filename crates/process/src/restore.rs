@@ -23,7 +23,7 @@ pub use job::Job;
 use loaded::Loaded;
 use resources::Inherited;
 use resources::cgroup::{Membership, Mode};
-use resources::task::{keyrings, tags};
+use resources::task::{PartState, keyrings};
 use rustix::process::Pid;
 
 use crate::alone::Alone;
@@ -226,7 +226,10 @@ pub(crate) fn setting(
     mut inherited: Inherited,
 ) -> Result<Setting> {
     let own = std::process::id().cast_signed();
-    inherited.set_session(keyrings::of_restorer(inherited.session(), payloads(saved))?);
+    inherited.set_session(keyrings::of_restorer(
+        inherited.session(),
+        of_leaders(saved),
+    ));
     inherited.ask_for_session(|| {
         resources::task::prepare();
         keyrings::own_is_unset()
@@ -247,14 +250,15 @@ pub(crate) fn setting(
 /// The setting of a restore that is made, whose tasks find the keys of their session keyrings.
 fn with_keys(options: &RestoreOptions, saved: &Saved<'_>, inherited: Inherited) -> Result<Setting> {
     let mut setting = setting(options, saved, inherited)?;
-    setting.keys = keyrings::make(payloads(saved))?;
+    setting.keys = keyrings::make(of_leaders(saved))?;
     Ok(setting)
 }
 
-/// The records of the session keyrings, one of each process that has one.
-fn payloads<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = &'a [u8]> {
+/// The parts of all leaders, what belongs to their processes among them.
+fn of_leaders<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = &'a dyn PartState> {
     let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
-    leaders.filter_map(|leader| leader.part(tags::KEYRINGS))
+    let parts = leaders.flat_map(|leader| &leader.parts);
+    parts.map(|part| &**part)
 }
 
 /// The limit of open files, as far as it can be raised where that is needed.

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use image::{Facts, Reader};
 use resources::Inherited;
 use resources::map::vdso::Vdso;
-use resources::task::{keyrings, tags};
+use resources::task::keyrings;
 
 use crate::plan::{self, Setting};
 use crate::records::Saved;
@@ -49,8 +49,8 @@ fn planned(draft: &Reader, foreign: &[Vdso], inherited: &Inherited) -> Result<us
     let mut inherited = inherited.clone();
     // The restorer may be in the same session.
     let root = saved.tasks.first().and_then(|root| root.threads.first());
-    let session = root.and_then(|root| root.part(tags::KEYRINGS));
-    inherited.set_session(keyrings::recorded(session)?);
+    let parts = root.map_or(&[][..], |root| &root.parts);
+    inherited.set_session(keyrings::recorded(parts));
     let setting = Setting {
         inherited,
         vdso: host::vdso_for(&saved)?,

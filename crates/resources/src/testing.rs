@@ -11,7 +11,7 @@ use sys::puppet::Puppet;
 use syscalls::Sysno;
 
 use crate::script::{Answers, Layout, Script};
-use crate::task::{Facts, Part, Phase, Planned, ThreadPlan};
+use crate::task::{ErasedPart, Facts, Phase, Planned, ThreadPlan};
 use crate::{Allow, Error, Inherited, Result};
 
 const PHASES: [Phase; 8] = [
@@ -137,25 +137,34 @@ impl Stage {
     }
 
     /// Dumps one part of the process's state.
-    pub fn dump(&mut self, part: &dyn Part) -> Result<Option<Vec<u8>>> {
+    pub fn dump(&mut self, part: &'static dyn ErasedPart) -> Result<Option<Vec<u8>>> {
         let mut questions = Script::default();
         let asked = part.ask(self, &mut questions)?;
         let answers = self.run(&questions);
         part.dump(self, &asked, &answers)
     }
 
+    /// One line about what was dumped of a part.
+    pub fn describe(part: &'static dyn ErasedPart, payload: &[u8]) -> Result<String> {
+        Ok(part.decode(1, payload)?.describe())
+    }
+
     /// Makes the process be as dumped.
-    pub fn restore(&mut self, part: &dyn Part, payload: Option<&[u8]>) {
+    pub fn restore(&mut self, part: &'static dyn ErasedPart, payload: Option<&[u8]>) {
         self.restore_all(&[(part, payload)]);
     }
 
     /// The same, for several parts at once.
-    pub fn restore_all(&mut self, parts: &[(&dyn Part, Option<&[u8]>)]) {
+    pub fn restore_all(&mut self, parts: &[(&'static dyn ErasedPart, Option<&[u8]>)]) {
         self.restore_with(parts, &Self::inherited());
     }
 
     /// The same, for a process that is taken to start with `inherited`.
-    pub fn restore_with(&mut self, parts: &[(&dyn Part, Option<&[u8]>)], inherited: &Inherited) {
+    pub fn restore_with(
+        &mut self,
+        parts: &[(&'static dyn ErasedPart, Option<&[u8]>)],
+        inherited: &Inherited,
+    ) {
         let pid = self.pid();
         let who = Planned {
             pid,
@@ -165,7 +174,8 @@ impl Stage {
         };
         let mut plan = ThreadPlan::default();
         for (part, payload) in parts {
-            part.plan(*payload, who, &mut plan)
+            let state = payload.map(|payload| part.decode(pid, payload).expect("sound"));
+            part.plan(state.as_deref(), who, &mut plan)
                 .expect("the plan is possible");
         }
         self.run_plan(plan);
@@ -221,13 +231,13 @@ impl Stage {
     }
 
     /// The plan of a part for the first thread of task 1, as text.
-    pub fn plan(part: &dyn Part, payload: Option<&[u8]>) -> Result<String> {
+    pub fn plan(part: &'static dyn ErasedPart, payload: Option<&[u8]>) -> Result<String> {
         Self::plan_with(part, payload, &Self::inherited())
     }
 
     /// The same, for a task that starts with `inherited`.
     pub fn plan_with(
-        part: &dyn Part,
+        part: &'static dyn ErasedPart,
         payload: Option<&[u8]>,
         inherited: &Inherited,
     ) -> Result<String> {
@@ -244,7 +254,7 @@ impl Stage {
     }
 
     /// The same, for another thread.
-    pub fn plan_of_thread(part: &dyn Part, payload: Option<&[u8]>) -> String {
+    pub fn plan_of_thread(part: &'static dyn ErasedPart, payload: Option<&[u8]>) -> String {
         let inherited = &Self::inherited();
         plan_text(
             part,
@@ -284,9 +294,14 @@ impl Stage {
     }
 }
 
-fn plan_text(part: &dyn Part, payload: Option<&[u8]>, who: Planned<'_>) -> Result<String> {
+fn plan_text(
+    part: &'static dyn ErasedPart,
+    payload: Option<&[u8]>,
+    who: Planned<'_>,
+) -> Result<String> {
     let mut plan = ThreadPlan::default();
-    part.plan(payload, who, &mut plan)?;
+    let state = payload.map(|payload| part.decode(who.tid, payload));
+    part.plan(state.transpose()?.as_deref(), who, &mut plan)?;
     let mut text = String::new();
     for phase in PHASES {
         let script = plan.take(phase);

@@ -3,7 +3,7 @@
 use abi::{Addr, Span};
 use image::Record;
 use resources::script::{Answers, Layout, Script};
-use resources::task::{Asked, PARTS, Part, Scope};
+use resources::task::{Asked, ErasedPart, PARTS, Scope};
 use tracee::{Batch, Outcome};
 
 use super::facts::ThreadFacts;
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// The questions for one thread.
 pub(super) struct Questions {
     pub script: Script,
-    asked: Vec<(&'static dyn Part, Asked)>,
+    asked: Vec<(&'static dyn ErasedPart, Asked)>,
 }
 
 impl Questions {

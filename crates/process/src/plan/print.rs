@@ -5,7 +5,6 @@ use std::fmt::{self, Write as _};
 use image::Reader;
 use resources::map::layout::DECODED_FILE;
 use resources::script::Legend;
-use resources::task::PARTS;
 
 use super::{Plan, word};
 use crate::Result;
@@ -24,7 +23,7 @@ pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<S
     let descriptions = Descriptions::read(saved)?;
     let mut names = Vec::with_capacity(saved.tasks.len());
     for thread in saved.tasks.iter().flat_map(|task| &task.threads) {
-        names.push((thread.tid, name(thread)?));
+        names.push((thread.tid, name(thread)));
     }
     for task in saved.tasks.iter().filter(|task| task.threads.is_empty()) {
         let name = String::from_utf8_lossy(&task.node.name);
@@ -54,11 +53,9 @@ pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<S
 }
 
 /// The name of a thread, as in /proc/TID/comm.
-fn name(thread: &SavedThread<'_>) -> Result<String> {
-    let part = PARTS.iter().find(|part| part.name() == "name");
-    let payload = part.and_then(|part| Some((part, thread.part(part.tag())?)));
-    let name = payload.map(|(part, payload)| part.describe(payload));
-    Ok(name.transpose()?.unwrap_or_default())
+fn name(thread: &SavedThread) -> String {
+    let part = thread.parts.iter().find(|part| part.name() == "name");
+    part.map_or_else(String::new, |part| part.describe())
 }
 
 struct Printed<'a> {

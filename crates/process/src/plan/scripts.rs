@@ -97,7 +97,7 @@ pub struct Staying {
 
 impl Staying {
     /// A saved thread of the task `node`.
-    pub fn of(node: &Node, thread: &SavedThread<'_>) -> Self {
+    pub fn of(node: &Node, thread: &SavedThread) -> Self {
         Self {
             pid: node.pid,
             tid: thread.tid,

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use resources::Inherited;
+use resources::task::ThreadPlan;
 use resources::task::keyrings::{self, Owner, Session};
-use resources::task::{ThreadPlan, tags};
 
 use super::forks::{self, Fork, Kind};
 use super::setting::Setting;
@@ -17,12 +17,9 @@ pub(super) struct Sessions(Vec<(Session, Session)>);
 
 /// Whose session keyring a task has.
 fn owner<'a>(task: &'a SavedTask<'_>) -> Owner<'a> {
-    let part = |tag| task.threads.first().and_then(|leader| leader.part(tag));
-    Owner {
-        pid: task.node.pid,
-        payload: part(tags::KEYRINGS),
-        credentials: part(tags::CREDENTIALS),
-    }
+    let leader = task.threads.first();
+    let parts = leader.map_or(&[][..], |leader| &leader.parts);
+    Owner::new(task.node.pid, parts)
 }
 
 impl Sessions {
@@ -45,7 +42,7 @@ impl Sessions {
             let maker = made_by[index];
             let root = maker.is_none().then_some(inherited);
             let born = maker.map_or_else(|| inherited.session(), |maker| sessions[maker].1);
-            let session = owner(task).session(born, root)?;
+            let session = owner(task).session(born, root);
             sessions[index] = (born, session);
             // A revoked one without a number is nobody's.
             if let Session::Own(serial @ 0..) = session

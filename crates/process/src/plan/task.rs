@@ -488,7 +488,7 @@ impl<'a> Tasks<'a> {
 
     fn thread(
         &self,
-        (node, thread): (&Node, &SavedThread<'_>),
+        (node, thread): (&Node, &SavedThread),
         phases: &mut ThreadPlan,
         plan: &mut Plan,
         leader: &mut Script,
@@ -526,7 +526,7 @@ impl<'a> Tasks<'a> {
     fn thread_plan(
         &self,
         task: &SavedTask<'_>,
-        thread: &SavedThread<'_>,
+        thread: &SavedThread,
         whole: &mut Plan,
     ) -> Result<ThreadPlan> {
         let (pid, tid) = (task.node.pid, thread.tid);

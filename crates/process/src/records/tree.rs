@@ -3,7 +3,7 @@
 use image::{Record, SpaceId};
 use prost::Message;
 use resources::task::interrupted::Remake;
-use resources::task::{Holder, Part};
+use resources::task::{ErasedPart, Holder};
 use sys::ptrace::Dispatch;
 
 use super::shared::What;
@@ -211,7 +211,7 @@ impl Node {
     }
 
     /// Whether it has what `part` is of as its own, or is the first of those who share it.
-    pub fn has_own(&self, part: &dyn Part) -> bool {
+    pub fn has_own(&self, part: &dyn ErasedPart) -> bool {
         match part.holder() {
             Holder::Task => true,
             Holder::Memory => self.memory_of == 0,

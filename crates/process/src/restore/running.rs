@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use abi::Addr;
 use resources::fd::tcp::lock::Leftover;
+use resources::task::attributes::Attribute;
 use resources::task::interrupted::Remake;
-use resources::task::{attributes, tags};
+use resources::task::tags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::arch::{INT_80, SYSCALL};
@@ -193,7 +194,7 @@ impl<'a> Running<'a> {
     }
 
     /// Makes the call again that the thread was in, if the kernel has to know it.
-    fn remake(&self, thread: &SavedThread<'_>) -> Result<Option<i64>> {
+    fn remake(&self, thread: &SavedThread) -> Result<Option<i64>> {
         let Some(remake) = &thread.state.remake else {
             return Ok(None);
         };
@@ -216,7 +217,7 @@ impl<'a> Running<'a> {
     }
 
     /// Has a stopped leader unmap the restore area, by the blob's own `syscall` instruction.
-    fn unmap_area(&self, thread: &SavedThread<'_>) -> Result<()> {
+    fn unmap_area(&self, thread: &SavedThread) -> Result<()> {
         let tid = thread.tid;
         let span = self.built.area.span();
         let call = Call {
@@ -349,11 +350,10 @@ fn held(saved: &Saved<'_>, afterwards: Afterwards) -> Vec<i32> {
 }
 
 /// The signal that a thread gets when its parent ends, if any.
-pub(super) fn parent_death(thread: &SavedThread<'_>) -> Option<u64> {
-    let payload = thread.part(tags::PARENT_DEATH)?;
-    attributes::value(payload)
-        .ok()
-        .filter(|signal| *signal != 0)
+pub(super) fn parent_death(thread: &SavedThread) -> Option<u64> {
+    let part = thread.part(tags::PARENT_DEATH)?;
+    let signal = part.record::<Attribute>()?.value;
+    Some(signal).filter(|signal| *signal != 0)
 }
 
 fn signal(pid: i32, signal: Signal) -> Result<()> {
@@ -399,7 +399,7 @@ fn rewrite(processor: &Processor) -> Result<()> {
 }
 
 fn set_state(
-    thread: &SavedThread<'_>,
+    thread: &SavedThread,
     remade: Option<i64>,
     processor: Option<&Processor>,
 ) -> Result<()> {

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use abi::Addr;
-use resources::task::{pending, tags};
+use resources::task::pending::Pending;
 use sys::proc::Status;
 use sys::ptrace::{self, Event};
 use syscalls::Sysno;
@@ -159,9 +159,9 @@ fn take(
 
 /// Whether the signal is on its way to the task or one of its threads.
 pub(super) fn awaits(task: &SavedTask<'_>, signal: i32) -> bool {
-    let queues = [tags::PENDING, tags::SHARED_PENDING];
-    let mut parts = task.threads.iter().flat_map(|thread| &thread.parts);
-    parts.any(|(tag, payload)| queues.contains(tag) && pending::has(payload, signal))
+    let parts = task.threads.iter().flat_map(|thread| &thread.parts);
+    let mut queues = parts.filter_map(|part| part.record::<Pending>());
+    queues.any(|queue| queue.has(signal))
 }
 
 fn bit(signal: i32) -> u64 {

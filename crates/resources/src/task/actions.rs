@@ -5,9 +5,9 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 /// The size of the kernel's `struct sigaction` in bytes: handler, flags, restorer, mask.
 const ACTION_BYTES: usize = 32;
@@ -54,6 +54,8 @@ pub struct Action {
 }
 
 impl Part for Actions {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::ACTIONS
     }
@@ -87,7 +89,7 @@ impl Part for Actions {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let all = asked_signals(facts)?.zip(&asked.data);
         let actions = all.map(|(signal, at)| Action {
             signal,
@@ -103,21 +105,35 @@ impl Part for Actions {
             is_32_bit: facts.registers().is_32_bit(),
         };
         let set = !record.actions.is_empty();
-        Ok(set.then(|| prost::Message::encode_to_vec(&record)))
+        Ok(set.then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        for action in &record.actions {
+            let signal = action.signal;
+            let known = (1..=LAST_SIGNAL).contains(&signal);
+            if !known || [SIGKILL, SIGSTOP].contains(&signal) {
+                return Err(Error::corrupt(self.name(), format!("signal {signal}")));
+            }
+            if record.is_32_bit && halves(action).is_none() {
+                let what = format!("signal {signal} handled above 4 GiB");
+                return Err(Error::corrupt(self.name(), what));
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let actions = record.actions.iter().map(|action| match action.handler {
             0 => format!("{} default", action.signal),
             1 => format!("{} ignored", action.signal),
             handler => format!("{} to {handler:#x}", action.signal),
         });
-        Ok(actions.collect::<Vec<_>>().join(", "))
+        actions.collect::<Vec<_>>().join(", ")
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         // A new process has no handlers, but goes on ignoring what the restorer ignores. First of
         // all: where SIGCHLD is ignored, children that should be zombies vanish. Other tasks have
         // their own actions or end by signals; if there are none, what stays ignored is set once.
@@ -137,15 +153,9 @@ impl Part for Actions {
         }
         let script = plan.at(Phase::Last);
         for action in &record.actions {
-            let known = (1..=LAST_SIGNAL).contains(&action.signal);
-            if !known || [SIGKILL, SIGSTOP].contains(&action.signal) {
-                return Err(who.corrupt(self, format!("signal {}", action.signal)));
-            }
-            if !record.is_32_bit {
-                set(script, action);
-            } else if !set_32(script, action) {
-                let what = format!("signal {} handled above 4 GiB", action.signal);
-                return Err(who.corrupt(self, what));
+            match halves(action) {
+                Some(halves) if record.is_32_bit => set_32(script, action, halves),
+                _ => set(script, action),
             }
         }
         Ok(())
@@ -166,13 +176,18 @@ fn signals(set: u64) -> impl Iterator<Item = u32> {
     (1..=LAST_SIGNAL).filter(move |signal| set & 1 << (signal - 1) != 0)
 }
 
-/// As [`set`], as 32-bit code does it; false for addresses that it does not have.
-fn set_32(script: &mut Script, action: &Action) -> bool {
+/// Handler, flags and restorer as 32-bit code has them; `None` for addresses that it has not.
+fn halves(action: &Action) -> Option<[u32; 3]> {
     let halves = [action.handler, action.flags, action.restorer].map(u32::try_from);
     let [Ok(handler), Ok(flags), Ok(restorer)] = halves else {
-        return false;
+        return None;
     };
-    let mut bytes = [handler, flags, restorer].map(u32::to_le_bytes).concat();
+    Some([handler, flags, restorer])
+}
+
+/// As [`set`], as 32-bit code does it.
+fn set_32(script: &mut Script, action: &Action, halves: [u32; 3]) {
+    let mut bytes = halves.map(u32::to_le_bytes).concat();
     bytes.extend(action.mask.to_le_bytes());
     let at = script.bytes(&bytes);
     let (new, old) = (at.into(), 0u64.into());
@@ -180,7 +195,6 @@ fn set_32(script: &mut Script, action: &Action) -> bool {
         Sysno::rt_sigaction,
         [action.signal.into(), new, old, MASK_BYTES.into()],
     );
-    true
 }
 
 fn set(script: &mut Script, action: &Action) {
@@ -223,7 +237,7 @@ mod tests {
             .dump(&Actions)
             .expect("it is supported")
             .expect("some are set");
-        let shown = Actions.describe(&payload).expect("sound");
+        let shown = Stage::describe(&Actions, &payload).expect("sound");
         assert_eq!(
             shown,
             "10 to 0x401000, 13 ignored, 17 default, 64 to 0x403000"
@@ -245,10 +259,11 @@ mod tests {
             handler: 1,
             ..Action::default()
         };
-        let payload = prost::Message::encode_to_vec(&Record {
+        let record = Record {
             actions: vec![action],
             ..Record::default()
-        });
+        };
+        let payload = prost::Message::encode_to_vec(&record);
         let who = |alone| Planned {
             pid: 1,
             tid: 1,
@@ -256,7 +271,7 @@ mod tests {
             alone,
         };
         let mut plan = ThreadPlan::default();
-        let planned = Actions.plan(Some(&payload), who(true), &mut plan);
+        let planned = Actions.plan(Some(&record), who(true), &mut plan);
         planned.expect("sound");
         let first = plan.at(Phase::Fork).to_string();
         assert!(first.starts_with("rt_sigaction(SIGCHLD") && first.lines().count() == 1);

@@ -5,7 +5,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -32,6 +32,8 @@ pub struct Record {
 }
 
 impl Part for Altstack {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::ALTSTACK
     }
@@ -53,7 +55,7 @@ impl Part for Altstack {
         })
     }
 
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let buffer = asked.data[0];
         let flags = answers.half(buffer, 8);
         let record = Record {
@@ -63,21 +65,16 @@ impl Part for Altstack {
         };
         // SS_ONSTACK, which says where the stack pointer is now, is not part of the state.
         let set = flags & SS_DISABLE == 0 && record.size_bytes != 0;
-        Ok(set.then(|| prost::Message::encode_to_vec(&record)))
+        Ok(set.then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!(
-            "{} bytes at {:#x}",
-            record.size_bytes, record.start
-        ))
+    fn describe(&self, record: &Record) -> String {
+        format!("{} bytes at {:#x}", record.size_bytes, record.start)
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let stack = match payload {
-            Some(payload) => {
-                let record: Record = decode(self, payload)?;
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let stack = match record {
+            Some(record) => {
                 let flags = if record.disarms { SS_AUTODISARM } else { 0 };
                 (record.start, flags, record.size_bytes)
             }
@@ -111,7 +108,7 @@ mod tests {
         stack[1] = u64::from(SS_AUTODISARM);
         stage.call_with(Sysno::sigaltstack, &stack, |at| [at, 0]);
         let payload = stage.dump(&Altstack).expect("it is supported");
-        let text = Altstack.describe(payload.as_deref().expect("one is set"));
+        let text = Stage::describe(&Altstack, payload.as_deref().expect("one is set"));
         assert_eq!(text.expect("sound"), format!("16384 bytes at {start:#x}"));
 
         let mut fresh = Stage::new();

@@ -18,7 +18,7 @@ use linux_raw_sys::prctl::{
 use sys::proc::Status;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::{Answers, Arg, Script};
 
@@ -195,16 +195,9 @@ pub static CPUID: Attribute = Attribute {
     one_way: false,
 };
 
-/// The value that the payload of an attribute says.
-///
-/// # Errors
-/// [`crate::Error::Corrupt`].
-pub fn value(payload: &[u8]) -> Result<u64> {
-    let record: Record = decode(&PARENT_DEATH, payload)?;
-    Ok(record.value)
-}
-
 impl Part for Attribute {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         self.tag
     }
@@ -240,7 +233,7 @@ impl Part for Attribute {
         Ok(asked)
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let result = asked.steps.first().map_or(0, |step| answers.result(*step));
         let value = match self.get {
             _ if result < 0 => self.plain,
@@ -249,19 +242,15 @@ impl Part for Attribute {
             Get::Status(of) => of(&*facts.status()?),
         };
         let record = Record { value };
-        Ok((value != self.plain).then(|| prost::Message::encode_to_vec(&record)))
+        Ok((value != self.plain).then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("{:#x}", record.value))
+    fn describe(&self, record: &Record) -> String {
+        format!("{:#x}", record.value)
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let wanted = match payload {
-            Some(payload) => decode::<Record>(self, payload)?.value,
-            None => self.plain,
-        };
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let wanted = record.map_or(self.plain, |record| record.value);
         let inherited = (self.inherited)(&who);
         if inherited == Some(wanted) {
             return Ok(());
@@ -283,7 +272,7 @@ mod tests {
     use crate::testing::Stage;
 
     /// Sets an attribute by a call and has it dumped and restored in a fresh process.
-    fn survives(attribute: &Attribute, value: u64) {
+    fn survives(attribute: &'static Attribute, value: u64) {
         let mut stage = Stage::new();
         assert_eq!(
             stage.dump(attribute).expect("it is supported"),
@@ -297,7 +286,7 @@ mod tests {
             .dump(attribute)
             .expect("it is supported")
             .expect("it is set");
-        let record: Record = decode(attribute, &payload).expect("sound");
+        let record: Record = image::strict::decode(&payload).expect("sound");
         assert_eq!(record.value, value, "{}", attribute.name);
         let mut fresh = Stage::new();
         fresh.restore(attribute, Some(&payload));

@@ -3,9 +3,9 @@
 //! - Kept: the session's nice value.
 //! - CRIU 4.2: not kept.
 
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, tags};
 use crate::script::Answers;
+use crate::{Error, Result};
 
 /// The nice value of the session that a process leads, or whose leader is gone.
 pub struct Autogroup;
@@ -25,6 +25,8 @@ fn parse(text: &[u8]) -> Option<i32> {
 }
 
 impl Part for Autogroup {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::AUTOGROUP
     }
@@ -39,30 +41,32 @@ impl Part for Autogroup {
 
     /// A session's leader gets a new group; one from outside of the tree stays as it is. Kernels
     /// without such groups do not have the file.
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let session = facts.stat()?.session;
         if session != facts.pid() && facts.is_there(session) {
             return Ok(None);
         }
         let text = facts.proc("autogroup").ok();
         let nice = text.and_then(|text| parse(&text)).unwrap_or(0);
-        Ok((nice != 0).then(|| prost::Message::encode_to_vec(&Record { nice })))
+        Ok((nice != 0).then_some(Record { nice }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("nice {}", record.nice))
+    fn check(&self, record: &Record) -> Result<()> {
+        match !(-20..=19).contains(&record.nice) {
+            true => Err(Error::corrupt(self.name(), record.nice.to_string())),
+            false => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
+        format!("nice {}", record.nice)
     }
 
     /// Only an open file can set it: the restorer writes it from outside.
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, _: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
-        if !(-20..=19).contains(&record.nice) {
-            return Err(who.corrupt(self, record.nice.to_string()));
-        }
         plan.outside.push(Write {
             file: "autogroup",
             text: record.nice.to_string(),
@@ -92,7 +96,10 @@ mod tests {
         std::fs::write(&file, "7").expect("root may");
         let payload = stage.dump(&Autogroup).expect("it is supported");
         let payload = payload.expect("it is not 0");
-        assert_eq!(Autogroup.describe(&payload).expect("sound"), "nice 7");
+        assert_eq!(
+            Stage::describe(&Autogroup, &payload).expect("sound"),
+            "nice 7"
+        );
         let mut fresh = Stage::new();
         fresh.call(Sysno::setsid, &[]);
         fresh.restore(&Autogroup, Some(&payload));

@@ -7,9 +7,9 @@
 use linux_raw_sys::prctl::{PR_GET_NAME, PR_SET_NAME};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 /// The longest name with its NUL, in bytes.
 const NAME_BYTES: usize = 16;
@@ -26,6 +26,8 @@ pub struct Record {
 }
 
 impl Part for Comm {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::COMM
     }
@@ -49,7 +51,7 @@ impl Part for Comm {
         Ok(asked)
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let name = match asked.data.first() {
             Some(buffer) => {
                 let name = answers.bytes(*buffer, NAME_BYTES);
@@ -58,19 +60,22 @@ impl Part for Comm {
             None => facts.stat()?.comm.clone(),
         };
         let record = Record { name };
-        Ok(Some(prost::Message::encode_to_vec(&record)))
+        Ok(Some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(String::from_utf8_lossy(&record.name).into_owned())
-    }
-
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
-        if record.name.len() >= NAME_BYTES || record.name.contains(&0) {
-            return Err(who.corrupt(self, format!("{:?}", record.name)));
+    fn check(&self, record: &Record) -> Result<()> {
+        match record.name.len() >= NAME_BYTES || record.name.contains(&0) {
+            true => Err(Error::corrupt(self.name(), format!("{:?}", record.name))),
+            false => Ok(()),
         }
+    }
+
+    fn describe(&self, record: &Record) -> String {
+        String::from_utf8_lossy(&record.name).into_owned()
+    }
+
+    fn plan(&self, record: Option<&Record>, _: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         let script = plan.at(Phase::Alone);
         let name = script.string(&record.name);
         script.call(Sysno::prctl, [PR_SET_NAME.into(), name.into()]);

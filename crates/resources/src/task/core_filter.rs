@@ -3,7 +3,7 @@
 //! - Kept: all bits.
 //! - CRIU 4.2: not kept.
 
-use super::{Asked, Facts, Holder, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
+use super::{Asked, Facts, Holder, Part, Planned, Scope, ThreadPlan, Write, tags};
 use crate::Result;
 use crate::script::Answers;
 
@@ -24,6 +24,8 @@ pub(crate) fn parse(text: &[u8]) -> Option<u32> {
 }
 
 impl Part for CoreFilter {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::CORE_FILTER
     }
@@ -41,23 +43,21 @@ impl Part for CoreFilter {
     }
 
     /// Kernels that make no core dumps do not have the file.
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let filter = facts.proc("coredump_filter").ok();
         let filter = filter.and_then(|text| parse(&text));
-        Ok(filter.map(|filter| prost::Message::encode_to_vec(&Record { filter })))
+        Ok(filter.map(|filter| Record { filter }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("{:#x}", record.filter))
+    fn describe(&self, record: &Record) -> String {
+        format!("{:#x}", record.filter)
     }
 
     /// Only an open file can set it: the restorer writes it from outside.
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
         if Some(record.filter) != who.inherited.core_filter {
             plan.outside.push(Write {
                 file: "coredump_filter",
@@ -80,7 +80,10 @@ mod tests {
         std::fs::write(file, "0x1f5").expect("it is this process's child");
         let payload = stage.dump(&CoreFilter).expect("it is supported");
         let payload = payload.expect("always there");
-        assert_eq!(CoreFilter.describe(&payload).expect("sound"), "0x1f5");
+        assert_eq!(
+            Stage::describe(&CoreFilter, &payload).expect("sound"),
+            "0x1f5"
+        );
         let plan = Stage::plan(&CoreFilter, Some(&payload)).expect("sound");
         assert_eq!(plan, "0x1f5 > coredump_filter\n");
         let mut fresh = Stage::new();

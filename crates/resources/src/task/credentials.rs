@@ -22,9 +22,9 @@ use linux_raw_sys::prctl::{
 use sys::proc::Status;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 const SECBIT_NO_SETUID_FIXUP: u64 = 1 << 2;
 const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
@@ -177,6 +177,8 @@ impl Record {
 }
 
 impl Part for Credentials {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::CREDENTIALS
     }
@@ -197,14 +199,18 @@ impl Part for Credentials {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let securebits = answers.result(asked.steps[0]).cast_unsigned();
         let record = Record::new(&*facts.status()?, securebits);
-        Ok(Some(prost::Message::encode_to_vec(&record)))
+        Ok(Some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        let flaw = record.flaw();
+        flaw.map_or(Ok(()), |flaw| Err(Error::corrupt(self.name(), flaw)))
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let list = |ids: &[u32]| {
             let mut ids = ids.to_vec();
             ids.dedup();
@@ -216,19 +222,15 @@ impl Part for Credentials {
             text.push_str(&format!(" groups {}", list(groups)));
         }
         text.push_str(&format!(" capabilities {:#x}", record.effective));
-        Ok(text)
+        text
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Err(who.corrupt(self, "missing"));
         };
-        let record: Record = decode(self, payload)?;
-        if let Some(flaw) = record.flaw() {
-            return Err(who.corrupt(self, flaw));
-        }
         let inherited = &who.inherited.credentials;
-        if record == *inherited {
+        if record == inherited {
             return Ok(());
         }
         let beyond = record.beyond(inherited);
@@ -342,7 +344,7 @@ mod tests {
             .expect("it is supported")
             .expect("always there");
         assert_eq!(
-            decode::<Record>(&Credentials, &again).expect("sound"),
+            image::strict::decode::<Record>(&again).expect("sound"),
             record
         );
     }
@@ -423,14 +425,14 @@ mod tests {
             .dump(&Credentials)
             .expect("it is supported")
             .expect("always there");
-        let record: Record = decode(&Credentials, &payload).expect("sound");
+        let record: Record = image::strict::decode(&payload).expect("sound");
         assert_eq!(
             (record.uids, record.gids),
             (vec![20, 21, 22, 21], vec![10, 11, 12, 11])
         );
         assert_eq!((record.groups, record.bounding & 1 << 21), (vec![2, 3], 0));
         assert_eq!((record.permitted, record.effective), (0, 0));
-        let shown = Credentials.describe(&payload).expect("sound");
+        let shown = Stage::describe(&Credentials, &payload).expect("sound");
         assert_eq!(
             shown,
             "uid 20,21,22,21 gid 10,11,12,11 groups 2,3 capabilities 0x0"

@@ -11,9 +11,9 @@
 use linux_raw_sys::prctl::{PR_GET_DUMPABLE, PR_SET_DUMPABLE};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 /// `SUID_DUMP_ROOT`: only root may read the core dump. `PR_SET_DUMPABLE` does not take it.
 const ROOT_ONLY: u32 = 2;
@@ -43,6 +43,8 @@ pub(super) fn set_again(plan: &mut ThreadPlan) {
 }
 
 impl Part for Dumpable {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::DUMPABLE
     }
@@ -63,18 +65,24 @@ impl Part for Dumpable {
         })
     }
 
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let mode = u32::try_from(answers.result(asked.steps[0])).unwrap_or(0);
-        Ok(Some(prost::Message::encode_to_vec(&Record { mode })))
+        Ok(Some(Record { mode }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(record.mode.to_string())
+    fn check(&self, record: &Record) -> Result<()> {
+        match record.mode {
+            0 | 1 | ROOT_ONLY => Ok(()),
+            mode => Err(Error::corrupt(self.name(), format!("mode {mode}"))),
+        }
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
+    fn describe(&self, record: &Record) -> String {
+        record.mode.to_string()
+    }
+
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         match record.mode {
             0 | 1 => {
                 if u64::from(record.mode) == who.inherited.dumpable {
@@ -88,11 +96,10 @@ impl Part for Dumpable {
                 let uid = who.inherited.credentials.uids.last().copied().unwrap_or(0);
                 self.change_credentials(plan, uid);
             }
-            ROOT_ONLY => {
+            _ => {
                 let what = "2 needs 2 in /proc/sys/fs/suid_dumpable";
                 return Err(who.mismatch(self, what));
             }
-            mode => return Err(who.corrupt(self, format!("mode {mode}"))),
         }
         Ok(())
     }
@@ -114,6 +121,7 @@ impl Dumpable {
 mod tests {
     use super::*;
     use crate::inherited::OnNeed;
+    use crate::task::ErasedPart;
     use crate::task::credentials::Credentials;
     use crate::testing::Stage;
 
@@ -127,7 +135,7 @@ mod tests {
             let user = prost::Message::encode_to_vec(&user);
             let payload = prost::Message::encode_to_vec(&Record { mode });
             let mut fresh = Stage::new();
-            let parts: [(&dyn Part, _); 2] = [
+            let parts: [(&'static dyn ErasedPart, _); 2] = [
                 (&Dumpable, Some(&payload[..])),
                 (&Credentials, Some(&user[..])),
             ];

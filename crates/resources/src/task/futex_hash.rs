@@ -11,9 +11,9 @@ use std::sync::OnceLock;
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 const PR_FUTEX_HASH: u32 = 78;
 const SET_SLOTS: u32 = 1;
@@ -51,6 +51,8 @@ fn processors() -> u64 {
 }
 
 impl Part for FutexHash {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::FUTEX_HASH
     }
@@ -75,30 +77,35 @@ impl Part for FutexHash {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let Ok(slots) = u64::try_from(answers.result(asked.steps[0])) else {
             return Ok(None);
         };
         let threads = u64::from(facts.status()?.threads);
         let chosen = !is_given(slots, threads, processors);
-        Ok(chosen.then(|| prost::Message::encode_to_vec(&Record { slots })))
+        Ok(chosen.then_some(Record { slots }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let Record { slots } = decode(self, payload)?;
-        Ok(slots.to_string())
+    fn check(&self, record: &Record) -> Result<()> {
+        let Record { slots } = *record;
+        match slots != 0 && (slots == 1 || !slots.is_power_of_two()) {
+            true => Err(Error::corrupt(self.name(), format!("{slots} slots"))),
+            false => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
+        let Record { slots } = *record;
+        slots.to_string()
     }
 
     /// On a kernel that has nothing of it all processes share theirs, and no call tells a
     /// difference.
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, _: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let Record { slots } = decode(self, payload)?;
-        if slots != 0 && (slots == 1 || !slots.is_power_of_two()) {
-            return Err(who.corrupt(self, format!("{slots} slots")));
-        }
+        let Record { slots } = *record;
         let script = plan.at(Phase::Together);
         let args = [PR_FUTEX_HASH.into(), SET_SLOTS.into(), slots.into()];
         script.attempt(Sysno::prctl, args);
@@ -122,7 +129,7 @@ mod tests {
         }
         let payload = stage.dump(&FutexHash).expect("it is supported");
         let payload = payload.expect("it is chosen");
-        assert_eq!(FutexHash.describe(&payload).expect("sound"), "64");
+        assert_eq!(Stage::describe(&FutexHash, &payload).expect("sound"), "64");
         let mut fresh = Stage::new();
         fresh.restore(&FutexHash, Some(&payload));
         assert_eq!(

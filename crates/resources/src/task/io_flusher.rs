@@ -8,7 +8,7 @@
 use linux_raw_sys::prctl::{PR_GET_IO_FLUSHER, PR_SET_IO_FLUSHER};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -24,6 +24,8 @@ pub struct IoFlusher;
 pub struct Record {}
 
 impl Part for IoFlusher {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::IO_FLUSHER
     }
@@ -50,7 +52,7 @@ impl Part for IoFlusher {
 
     /// A thread may only ask with the capability that it needs to set it. (One that is no leader
     /// and gave the capability up since is taken for none.)
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let Some(step) = asked.steps.first() else {
             return Ok(None);
         };
@@ -59,16 +61,15 @@ impl Part for IoFlusher {
             _ if facts.tid() == facts.pid() => facts.stat()?.flags & FLAGS == FLAGS,
             _ => false,
         };
-        Ok(is_one.then(|| prost::Message::encode_to_vec(&Record {})))
+        Ok(is_one.then_some(Record {}))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let _: Record = decode(self, payload)?;
-        Ok("yes".into())
+    fn describe(&self, _record: &Record) -> String {
+        "yes".into()
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        if payload.is_none() {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        if record.is_none() {
             return Ok(());
         }
         if !who.inherited.credentials.can(CAP_SYS_RESOURCE) {

@@ -5,9 +5,9 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 /// The timers' names, by number.
 const NAMES: [&str; 3] = ["ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"];
@@ -41,6 +41,8 @@ pub struct Itimer {
 }
 
 impl Part for Itimers {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::ITIMERS
     }
@@ -65,7 +67,7 @@ impl Part for Itimers {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         const SIGALRM: u64 = 1 << 13;
         // The kernel starts a repeating timer again when its signal is taken, not when it expires:
         // until then it has an interval but no value (one that was disarmed has neither). If it
@@ -90,11 +92,18 @@ impl Part for Itimers {
             timers: timers.collect(),
         };
         let armed = !record.timers.is_empty();
-        Ok(armed.then(|| prost::Message::encode_to_vec(&record)))
+        Ok(armed.then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        let mut numbers = record.timers.iter().map(|timer| timer.which);
+        match numbers.find(|which| *which as usize >= NAMES.len()) {
+            Some(which) => Err(Error::corrupt(self.name(), format!("timer {which}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let timers = record.timers.iter().map(|timer| {
             let name = NAMES.get(timer.which as usize).unwrap_or(&"unknown");
             format!(
@@ -102,15 +111,12 @@ impl Part for Itimers {
                 timer.value_us, timer.interval_us
             )
         });
-        Ok(timers.collect::<Vec<_>>().join(", "))
+        timers.collect::<Vec<_>>().join(", ")
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         for timer in &record.timers {
-            let Some(name) = NAMES.get(timer.which as usize) else {
-                return Err(who.corrupt(self, format!("timer {}", timer.which)));
-            };
             // The kernel adds a tick to the value of a timer that measures processor time.
             let added = if timer.which == 0 {
                 0
@@ -128,7 +134,7 @@ impl Part for Itimers {
             let script = plan.at(Phase::Last);
             let at = script.bytes(&words.map(u64::to_le_bytes).concat());
             script.call(Sysno::setitimer, [timer.which.into(), at.into()]);
-            script.note(*name);
+            script.note(NAMES[timer.which as usize]);
         }
         Ok(())
     }
@@ -156,7 +162,11 @@ mod tests {
             .dump(&Itimers)
             .expect("it is supported")
             .expect("all are armed");
-        let times = |payload: &[u8]| decode::<Record>(&Itimers, payload).expect("sound").timers;
+        let times = |payload: &[u8]| {
+            image::strict::decode::<Record>(payload)
+                .expect("sound")
+                .timers
+        };
         for (before, after) in times(&payload).iter().zip(times(&again)) {
             assert_eq!(
                 (before.which, before.interval_us),

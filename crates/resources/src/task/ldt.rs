@@ -14,6 +14,8 @@ use crate::{Error, Result};
 pub struct Ldt;
 
 impl Part for Ldt {
+    type Record = ();
+
     fn tag(&self) -> u16 {
         tags::LDT
     }
@@ -43,7 +45,7 @@ impl Part for Ldt {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<()>> {
         // The kernel gives an `int`: how many bytes it has read, of no table none.
         let read_bytes = answers.result(asked.steps[0]) as i32;
         if read_bytes > 0 {
@@ -53,12 +55,16 @@ impl Part for Ldt {
         Ok(None)
     }
 
-    fn describe(&self, _payload: &[u8]) -> Result<String> {
+    fn check(&self, _: &()) -> Result<()> {
         Err(Error::corrupt(self.name(), "never in an image"))
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
-        payload.map_or(Ok(()), |_| Err(who.corrupt(self, "never in an image")))
+    fn describe(&self, _record: &()) -> String {
+        String::new()
+    }
+
+    fn plan(&self, _: Option<&()>, _: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
+        Ok(())
     }
 }
 

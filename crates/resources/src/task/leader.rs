@@ -53,12 +53,12 @@ pub fn parts<'a>(
     };
     let mut parts = vec![(Comm.tag(), name.encode_to_vec())];
     if let Some(payload) = living(Credentials.tag()) {
-        let asked: credentials::Record = decode(&Credentials, payload)?;
+        let asked: credentials::Record = decode(Credentials.name(), payload)?;
         let own = credentials::Record::new(status, asked.securebits);
         parts.push((Credentials.tag(), own.encode_to_vec()));
     }
     if let Some(payload) = living(Scheduling.tag()) {
-        let asked: scheduling::Record = decode(&Scheduling, payload)?;
+        let asked: scheduling::Record = decode(Scheduling.name(), payload)?;
         let slack_ns = std::fs::read_to_string(format!("/proc/{}/timerslack_ns", stat.pid));
         let slack_ns = slack_ns.ok().and_then(|text| text.trim().parse().ok());
         let own = asked.of_ended(stat, status, slack_ns);
@@ -70,13 +70,13 @@ pub fn parts<'a>(
     if status.no_new_privs {
         parts.push((attributes::NO_NEW_PRIVS.tag(), no_new_privs.encode_to_vec()));
     }
-    for part in [&Dumpable as &dyn Part, &Speculation] {
-        parts.extend(living(part.tag()).map(|payload| (part.tag(), payload.to_vec())));
+    for tag in [Dumpable.tag(), Speculation.tag()] {
+        parts.extend(living(tag).map(|payload| (tag, payload.to_vec())));
     }
     // Filters that all have in common the others have of it.
     if status.seccomp != 0 {
         let filters = seccomp::of_leader(asked)?;
-        parts.extend(filters.map(|payload| (Seccomp.tag(), payload)));
+        parts.extend(filters.map(|payload| (Seccomp.tag(), payload.encode_to_vec())));
     }
     Ok(parts)
 }

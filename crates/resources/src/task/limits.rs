@@ -7,9 +7,9 @@
 use sys::proc::{self, LIMITS, Limit};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, malformed, tags};
 use crate::script::Answers;
+use crate::{Error, Result};
 
 const CAP_SYS_RESOURCE: u32 = 24;
 
@@ -45,6 +45,8 @@ pub struct Record {
 }
 
 impl Part for Limits {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::LIMITS
     }
@@ -57,18 +59,35 @@ impl Part for Limits {
         Scope::Process
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let limits = proc::limits(&facts.proc("limits")?);
         let limits = limits.map_err(|e| malformed(facts.pid(), e))?;
         let values = limits.iter().flat_map(|limit| [limit.soft, limit.hard]);
         let record = Record {
             values: values.collect(),
         };
-        Ok(Some(prost::Message::encode_to_vec(&record)))
+        Ok(Some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        if record.values.len() != 2 * LIMITS {
+            return Err(Error::corrupt(
+                self.name(),
+                format!("{} values", record.values.len()),
+            ));
+        }
+        let mut values = NAMES.iter().zip(record.values.chunks(2));
+        values.try_for_each(|(name, values)| match values[0] > values[1] {
+            true => {
+                let (soft, hard) = (values[0], values[1]);
+                let limit = Limit { soft, hard };
+                Err(Error::corrupt(self.name(), format!("{name} is {limit:?}")))
+            }
+            false => Ok(()),
+        })
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let shown = |value: u64| match value {
             u64::MAX => "unlimited".to_owned(),
             value => value.to_string(),
@@ -83,17 +102,13 @@ impl Part for Limits {
                 values.join(":")
             )
         });
-        Ok(limits.collect::<Vec<_>>().join(" "))
+        limits.collect::<Vec<_>>().join(" ")
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
-        if record.values.len() != 2 * LIMITS {
-            return Err(who.corrupt(self, format!("{} values", record.values.len())));
-        }
         for (number, values) in record.values.chunks(2).enumerate() {
             let limit = Limit {
                 soft: values[0],
@@ -101,9 +116,6 @@ impl Part for Limits {
             };
             if limit == who.inherited.limits[number] {
                 continue;
-            }
-            if limit.soft > limit.hard {
-                return Err(who.corrupt(self, format!("{} is {limit:?}", NAMES[number])));
             }
             self.check_raise(number, limit, who)?;
             let script = plan.at(Phase::Privileges);

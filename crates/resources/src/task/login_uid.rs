@@ -9,7 +9,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::Answers;
 
@@ -34,6 +34,8 @@ pub(crate) fn parse(text: &[u8]) -> Option<u32> {
 }
 
 impl Part for LoginUid {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::LOGIN_UID
     }
@@ -47,27 +49,26 @@ impl Part for LoginUid {
     }
 
     /// Kernels without audit do not have the file.
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let uid = facts.proc("loginuid").ok().and_then(|text| parse(&text));
-        Ok(uid.map(|uid| prost::Message::encode_to_vec(&Record { uid })))
+        Ok(uid.map(|uid| Record { uid }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(match record.uid {
+    fn describe(&self, record: &Record) -> String {
+        match record.uid {
             UNSET => "none".to_owned(),
             uid => uid.to_string(),
-        })
+        }
     }
 
     /// Only the task itself can set it. Once it is set, changing it needs a capability.
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
         const AT_FDCWD: i32 = -100;
         const O_WRONLY: u32 = 1;
-        let Some(payload) = payload else {
+        let Some(record) = record else {
             return Ok(());
         };
-        let Record { uid } = decode(self, payload)?;
+        let Record { uid } = *record;
         let inherited = who.inherited.login_uid;
         if uid == inherited.unwrap_or(UNSET) {
             return Ok(());

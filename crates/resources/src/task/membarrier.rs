@@ -5,9 +5,9 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 const MEMBARRIER_CMD_GET_REGISTRATIONS: u32 = 1 << 9;
 
@@ -23,6 +23,8 @@ pub struct Record {
 }
 
 impl Part for Membarrier {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::MEMBARRIER
     }
@@ -48,27 +50,33 @@ impl Part for Membarrier {
     }
 
     /// Kernels before 6.3 do not tell.
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let told = asked.steps.first().map(|step| answers.result(*step));
         let commands = told.and_then(|told| u32::try_from(told).ok()).unwrap_or(0);
         let record = (commands != 0).then_some(Record { commands });
-        Ok(record.map(|record| prost::Message::encode_to_vec(&record)))
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("registrations={:#x}", record.commands))
+    fn check(&self, record: &Record) -> Result<()> {
+        // MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, _PRIVATE_EXPEDITED, _SYNC_CORE, _RSEQ
+        const KNOWN: u32 = 1 << 2 | 1 << 4 | 1 << 6 | 1 << 8;
+        match record.commands & !KNOWN != 0 {
+            true => Err(Error::corrupt(
+                self.name(),
+                format!("registrations {:#x}", record.commands),
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
+        format!("registrations={:#x}", record.commands)
     }
 
     /// In the new task before it has threads, which makes it cheap, and after its children were
     /// made, who would have the registrations of it.
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        // MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, _PRIVATE_EXPEDITED, _SYNC_CORE, _RSEQ
-        const KNOWN: u32 = 1 << 2 | 1 << 4 | 1 << 6 | 1 << 8;
-        let record: Record = decode(self, payload.unwrap_or_default())?;
-        if record.commands & !KNOWN != 0 {
-            return Err(who.corrupt(self, format!("registrations {:#x}", record.commands)));
-        }
+    fn plan(&self, record: Option<&Record>, _: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         let bits = (0..u32::BITS).map(|bit| 1 << bit);
         for command in bits.filter(|bit| record.commands & bit != 0) {
             plan.at(Phase::Alone)

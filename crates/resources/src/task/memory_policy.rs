@@ -5,10 +5,10 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::map::policy::Policy;
 use crate::script::{Answers, Arg, Script};
+use crate::{Error, Result};
 
 /// A thread's memory policy.
 pub struct MemoryPolicy;
@@ -24,7 +24,16 @@ pub struct Record {
     pub nodes: Vec<u64>,
 }
 
+impl Record {
+    fn policy(&self) -> Policy {
+        let (mode, nodes) = (self.mode, self.nodes.clone());
+        Policy { mode, nodes }
+    }
+}
+
 impl Part for MemoryPolicy {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::MEMORY_POLICY
     }
@@ -49,27 +58,36 @@ impl Part for MemoryPolicy {
         })
     }
 
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         if answers.result(asked.steps[0]) < 0 {
             return Ok(None);
         }
         let policy = Policy::told(answers, [asked.data[0], asked.data[1]]);
         let record = policy.map(|Policy { mode, nodes }| Record { mode, nodes });
-        Ok(record.map(|record| prost::Message::encode_to_vec(&record)))
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        match record.policy().is_known() {
+            true => Ok(()),
+            false => {
+                let what = format!("mode {:#x}", record.mode);
+                Err(Error::corrupt(self.name(), what))
+            }
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let bit = |at: &u32| record.nodes[*at as usize / 64] & 1 << (at % 64) != 0;
         let count = u32::try_from(record.nodes.len().min(16)).unwrap_or(0);
         let nodes = (0..64 * count).filter(bit).collect::<Vec<_>>();
-        Ok(format!("mode {:#x} nodes {nodes:?}", record.mode))
+        format!("mode {:#x} nodes {nodes:?}", record.mode)
     }
 
     /// Last of all: its restored memory comes from where the restorer's does.
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
         let script = plan.at(Phase::Together);
-        let Some(payload) = payload else {
+        let Some(record) = record else {
             // Threads and children have that of their maker.
             if who.inherited.memory_policy {
                 script.call(
@@ -80,13 +98,7 @@ impl Part for MemoryPolicy {
             }
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
-        let (mode, nodes) = (record.mode, record.nodes);
-        let policy = Policy { mode, nodes };
-        if !policy.is_known() {
-            return Err(who.corrupt(self, format!("mode {mode:#x}")));
-        }
-        let args = policy.arguments(script);
+        let args = record.policy().arguments(script);
         script.call(Sysno::set_mempolicy, args);
         script.note(self.name());
         Ok(())
@@ -121,7 +133,10 @@ mod tests {
             };
             let payload = stage.dump(&MemoryPolicy).expect("it is supported");
             let payload = payload.expect("it is not the default");
-            assert_eq!(MemoryPolicy.describe(&payload).expect("sound"), shown);
+            assert_eq!(
+                Stage::describe(&MemoryPolicy, &payload).expect("sound"),
+                shown
+            );
             let mut fresh = Stage::new();
             assert_eq!(fresh.dump(&MemoryPolicy).expect("it is supported"), None);
             fresh.restore(&MemoryPolicy, Some(&payload));

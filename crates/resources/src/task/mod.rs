@@ -30,6 +30,7 @@ pub(crate) mod login_uid;
 mod membarrier;
 mod memory_policy;
 mod oom;
+mod parts;
 pub mod pending;
 mod posix_timers;
 mod refused;
@@ -40,10 +41,14 @@ pub mod scheduling;
 pub mod seccomp;
 pub mod semaphores;
 mod speculation;
+mod state;
 pub mod tags;
 mod thread_areas;
 mod tid_address;
 mod umask;
+
+pub use parts::{PARTS, part_of};
+pub use state::{ErasedPart, PartState};
 
 /// Whether a part belongs to a process or to each of its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,23 +272,26 @@ impl Planned<'_> {
         self.pid == self.tid
     }
 
-    fn corrupt(&self, part: &dyn Part, what: impl Into<String>) -> Error {
+    fn corrupt(&self, part: &impl Part, what: impl Into<String>) -> Error {
         Error::corrupt(format!("task {} {}", self.tid, part.name()), what)
     }
 
-    fn mismatch(&self, part: &dyn Part, what: impl std::fmt::Display) -> Error {
+    fn mismatch(&self, part: &impl Part, what: impl std::fmt::Display) -> Error {
         let what = format!("task {}: {}: {what}", self.tid, part.name());
         Error::Mismatch { what }
     }
 }
 
-/// Reads a part's payload.
-fn decode<M: prost::Message + Default>(part: &dyn Part, payload: &[u8]) -> Result<M> {
-    image::strict::decode(payload).map_err(|what| Error::corrupt(part.name(), what))
+/// Reads the payload of a record that this dump has just written.
+fn decode<M: prost::Message + Default>(part: &str, payload: &[u8]) -> Result<M> {
+    image::strict::decode(payload).map_err(|what| Error::corrupt(part, what))
 }
 
 /// One part of a task's state. Implementers are unit structs, listed in [`PARTS`].
-pub trait Part: Sync {
+pub trait Part: Sync + 'static {
+    /// What an image says of the part (protobuf).
+    type Record: prost::Message + Default + 'static;
+
     /// The part's number in images; never reused.
     fn tag(&self) -> u16;
     /// The part's name, as users see it.
@@ -302,22 +310,37 @@ pub trait Part: Sync {
     fn ask(&self, _facts: &dyn Facts, _questions: &mut Script) -> Result<Asked> {
         Ok(Asked::default())
     }
-    /// The payload for the image; `None` when everything is as in a fresh task.
+    /// The record for the image; `None` when everything is as in a fresh task.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] for a state that cannot be restored.
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>>;
+    fn dump(
+        &self,
+        facts: &dyn Facts,
+        asked: &Asked,
+        answers: &Answers,
+    ) -> Result<Option<Self::Record>>;
+    /// Refuses a record that no dump writes. Every other method may rely on it: an image's record
+    /// is checked once, when it is decoded.
+    ///
+    /// # Errors
+    /// [`crate::Error::Corrupt`].
+    fn check(&self, _record: &Self::Record) -> Result<()> {
+        Ok(())
+    }
     /// One line for people.
+    fn describe(&self, record: &Self::Record) -> String;
+    /// Adds the calls that make a fresh thread be as dumped. `record` is `None` when the image has
+    /// none of this part for the thread: it was as in a fresh task.
     ///
     /// # Errors
-    /// [`crate::Error::Corrupt`].
-    fn describe(&self, payload: &[u8]) -> Result<String>;
-    /// Adds the calls that make a fresh thread be as dumped. `payload` is `None` when the image
-    /// has no record of this part for the thread: it was as in a fresh task.
-    ///
-    /// # Errors
-    /// [`crate::Error::Corrupt`].
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()>;
+    /// [`crate::Error::Mismatch`] for a state that this host or this process cannot give.
+    fn plan(
+        &self,
+        record: Option<&Self::Record>,
+        who: Planned<'_>,
+        plan: &mut ThreadPlan,
+    ) -> Result<()>;
 }
 
 /// Finds out before a tree is stopped what does not depend on its tasks: where the kernel's memory
@@ -354,78 +377,5 @@ impl ProcessCheck {
             self.first.get_or_insert(seen);
         }
         seccomp::check(facts)
-    }
-}
-
-/// Every part, in the order in which they are planned.
-pub static PARTS: &[&dyn Part] = &[
-    &refused::Refused,
-    &ldt::Ldt,
-    &thread_areas::ThreadAreas,
-    &altstack::Altstack,
-    &tid_address::TidAddress,
-    &comm::Comm,
-    &attributes::HUGE_PAGES,
-    &attributes::MEMORY_MERGE,
-    &futex_hash::FutexHash,
-    &attributes::MACHINE_CHECK,
-    &attributes::TIME_STAMP,
-    &attributes::CPUID,
-    // What needs privileges, before they are given up.
-    &limits::Limits,
-    &scheduling::Scheduling,
-    &memory_policy::MemoryPolicy,
-    &autogroup::Autogroup,
-    &login_uid::LoginUid,
-    &sandbox::Sandbox,
-    &keyrings::Keyrings,
-    &semaphores::Semaphores,
-    &membarrier::Membarrier,
-    &io_flusher::IoFlusher,
-    &oom::Oom,
-    &core_filter::CoreFilter,
-    &seccomp::Seccomp,
-    // Credentials change it: set before or after them, depending on its value.
-    &dumpable::Dumpable,
-    &credentials::Credentials,
-    // What restricts the task itself, its last calls included.
-    &attributes::NO_NEW_PRIVS,
-    &attributes::PERSONALITY,
-    &attributes::MDWE,
-    &attributes::SUBREAPER,
-    &speculation::Speculation,
-    &umask::Umask,
-    &robust::Robust,
-    &rseq::Rseq,
-    // Setting an action discards signals that are pending: before those come back.
-    &actions::Actions,
-    &pending::THREAD,
-    &pending::PROCESS,
-    &itimers::Itimers,
-    &posix_timers::PosixTimers,
-    &attributes::PARENT_DEATH,
-];
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn numbers_and_names_are_unique() {
-        let tags: BTreeSet<u16> = PARTS.iter().map(|part| part.tag()).collect();
-        let names: BTreeSet<&str> = PARTS.iter().map(|part| part.name()).collect();
-        assert_eq!((tags.len(), names.len()), (PARTS.len(), PARTS.len()));
-        assert!(tags.iter().all(|tag| (200..300).contains(tag)), "{tags:?}");
-    }
-
-    #[test]
-    fn damaged_payloads_are_errors_of_every_part() {
-        for part in PARTS {
-            // A field of a length that the payload does not have.
-            let damaged = [0x0a, 0x7f];
-            part.describe(&damaged).expect_err(part.name());
-        }
     }
 }

@@ -3,7 +3,7 @@
 //! - Kept: the value.
 //! - CRIU 4.2: kept.
 
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, tags};
 use crate::script::Answers;
 use crate::{Error, Result};
 
@@ -19,6 +19,8 @@ pub struct Record {
 }
 
 impl Part for Oom {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::OOM
     }
@@ -31,28 +33,31 @@ impl Part for Oom {
         Scope::Process
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let text = facts.proc("oom_score_adj")?;
         let score_adj = std::str::from_utf8(&text).ok();
         let score_adj = score_adj.and_then(|text| text.trim().parse().ok());
         let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);
         let doing = || format!("reading /proc/{}/oom_score_adj", facts.pid());
         let score_adj = score_adj.ok_or_else(|| Error::kernel(doing(), wrong()))?;
-        Ok(Some(prost::Message::encode_to_vec(&Record { score_adj })))
+        Ok(Some(Record { score_adj }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(record.score_adj.to_string())
+    fn check(&self, record: &Record) -> Result<()> {
+        match !(-1000..=1000).contains(&record.score_adj) {
+            true => Err(Error::corrupt(self.name(), record.score_adj.to_string())),
+            false => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
+        record.score_adj.to_string()
     }
 
     /// Only an open file can set it: the restorer writes it from outside. Going below the lowest
     /// value that a privileged process ever gave to the restorer needs CAP_SYS_RESOURCE.
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
-        if !(-1000..=1000).contains(&record.score_adj) {
-            return Err(who.corrupt(self, record.score_adj.to_string()));
-        }
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         if record.score_adj != who.inherited.oom_score_adj {
             let text = record.score_adj.to_string();
             plan.outside.push(Write {

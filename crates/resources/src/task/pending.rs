@@ -11,7 +11,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::Answers;
 use crate::{Error, Result};
 
@@ -53,12 +53,12 @@ pub struct Record {
     pub infos: Vec<Vec<u8>>,
 }
 
-/// Whether a queue has this signal; one that cannot be read has none.
-#[must_use]
-pub fn has(payload: &[u8], signal: i32) -> bool {
-    let record = <Record as prost::Message>::decode(payload).unwrap_or_default();
-    let mut infos = record.infos.iter();
-    infos.any(|info| info.len() == INFO_BYTES && number(info, 0) == signal)
+impl Record {
+    /// Whether the queue has this signal.
+    #[must_use]
+    pub fn has(&self, signal: i32) -> bool {
+        self.infos.iter().any(|info| number(info, 0) == signal)
+    }
 }
 
 impl Pending {
@@ -68,6 +68,8 @@ impl Pending {
 }
 
 impl Part for Pending {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         self.tag
     }
@@ -80,7 +82,7 @@ impl Part for Pending {
         self.scope
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let status = facts.status()?;
         let set = if self.is_shared() {
             status.shared_pending
@@ -107,28 +109,35 @@ impl Part for Pending {
             return Err(Error::unsupported(facts.tid(), what));
         }
         let infos = infos.iter().map(|info| info.to_vec()).collect();
-        Ok(Some(prost::Message::encode_to_vec(&Record { infos })))
+        Ok(Some(Record { infos }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        let infos = record.infos.iter().filter(|info| info.len() == INFO_BYTES);
-        let infos = infos.map(|info| format!("{} (code {})", number(info, 0), number(info, 8)));
-        Ok(infos.collect::<Vec<_>>().join(", "))
-    }
-
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
-        let script = plan.at(Phase::Last);
-        for info in record.infos {
-            let Ok(mut info) = <[u8; INFO_BYTES]>::try_from(info) else {
-                return Err(who.corrupt(self, "a siginfo_t of another size"));
-            };
-            let signal = number(&info, 0);
+    fn check(&self, record: &Record) -> Result<()> {
+        for info in &record.infos {
+            if info.len() != INFO_BYTES {
+                let what = "a siginfo_t of another size";
+                return Err(Error::corrupt(self.name(), what));
+            }
+            let signal = number(info, 0);
             let known = (1..=LAST_SIGNAL).contains(&signal);
             if !known || [SIGKILL, SIGSTOP].contains(&signal) {
-                return Err(who.corrupt(self, format!("signal {signal}")));
+                return Err(Error::corrupt(self.name(), format!("signal {signal}")));
             }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, record: &Record) -> String {
+        let infos = record.infos.iter();
+        let infos = infos.map(|info| format!("{} (code {})", number(info, 0), number(info, 8)));
+        infos.collect::<Vec<_>>().join(", ")
+    }
+
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let script = plan.at(Phase::Last);
+        for info in record.iter().flat_map(|record| &record.infos) {
+            let mut info = info.clone();
+            let signal = number(&info, 0);
             if number(&info, 8) == SI_TIMER {
                 info[SYS_PRIVATE].fill(0);
             }
@@ -199,12 +208,12 @@ mod tests {
             fresh.dump(&PROCESS).expect("it is supported"),
             Some(process.clone())
         );
-        let shown = THREAD.describe(&thread).expect("sound");
+        let shown = Stage::describe(&THREAD, &thread).expect("sound");
         assert_eq!(
             shown,
             "12 (code -6), 41 (code -1), 41 (code -1), 41 (code -1)"
         );
-        let shown = PROCESS.describe(&process).expect("sound");
+        let shown = Stage::describe(&PROCESS, &process).expect("sound");
         assert!(
             shown.contains("17 (code 1)") && shown.contains("42 (code -2)"),
             "{shown}"

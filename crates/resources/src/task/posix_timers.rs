@@ -30,9 +30,7 @@ use linux_raw_sys::prctl::{
 use sys::proc::{self, Notify, Timer};
 use syscalls::Sysno;
 
-use super::{
-    Asked, Ended, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed, tags,
-};
+use super::{Asked, Ended, Facts, Part, Phase, Planned, Scope, ThreadPlan, malformed, tags};
 use crate::kernel::Kernel;
 use crate::script::{Answers, DataAt, Script};
 use crate::{Error, Result};
@@ -236,6 +234,8 @@ impl Saved {
 }
 
 impl Part for PosixTimers {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::POSIX_TIMERS
     }
@@ -261,7 +261,7 @@ impl Part for PosixTimers {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let mut timers = timers(facts)?;
         name_threads(&mut timers, facts)?;
         let saved = timers.iter().zip(&asked.data).map(|(timer, at)| {
@@ -276,11 +276,23 @@ impl Part for PosixTimers {
             timers: saved.collect::<Result<_>>()?,
         };
         let some = !record.timers.is_empty();
-        Ok(some.then(|| prost::Message::encode_to_vec(&record)))
+        Ok(some.then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        let mut previous = -1;
+        for timer in &record.timers {
+            let known = [SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD_ID].contains(&timer.notify);
+            let owned = !timer.ended || Owner::of(timer.clock).is_some();
+            if timer.id <= previous || !known || !owned {
+                return Err(Error::corrupt(self.name(), format!("{timer:?}")));
+            }
+            previous = timer.id;
+        }
+        Ok(())
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let timers = record.timers.iter().map(|timer| {
             let Saved {
                 id,
@@ -293,22 +305,14 @@ impl Part for PosixTimers {
                 None => format!("{id} of clock {clock} in {} us", remaining_ns / 1000),
             }
         });
-        Ok(timers.collect::<Vec<_>>().join(", "))
+        timers.collect::<Vec<_>>().join(", ")
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
-        let mut previous = -1;
         for timer in &record.timers {
-            let known = [SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD_ID].contains(&timer.notify);
-            let owned = !timer.ended || Owner::of(timer.clock).is_some();
-            if timer.id <= previous || !known || !owned {
-                return Err(who.corrupt(self, format!("{timer:?}")));
-            }
-            previous = timer.id;
             match Owner::of(timer.clock) {
                 Some(owner) if timer.ended => plan.ended.push(match owner {
                     Owner::Thread(tid) => Ended { tid, thread: true },
@@ -480,7 +484,7 @@ mod tests {
     }
 
     fn timers_of(payload: &[u8]) -> Vec<Saved> {
-        decode::<Record>(&PosixTimers, payload)
+        image::strict::decode::<Record>(payload)
             .expect("sound")
             .timers
     }

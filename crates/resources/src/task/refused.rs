@@ -58,6 +58,8 @@ pub(super) fn check(facts: &dyn Facts) -> Result<()> {
 }
 
 impl Part for Refused {
+    type Record = ();
+
     fn tag(&self) -> u16 {
         tags::REFUSED
     }
@@ -75,16 +77,20 @@ impl Part for Refused {
         Ok(Asked::default())
     }
 
-    fn dump(&self, _: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, _: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<()>> {
         Ok(None)
     }
 
-    fn describe(&self, _payload: &[u8]) -> Result<String> {
+    fn check(&self, _: &()) -> Result<()> {
         Err(Error::corrupt(self.name(), "never in an image"))
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
-        payload.map_or(Ok(()), |_| Err(who.corrupt(self, "never in an image")))
+    fn describe(&self, _record: &()) -> String {
+        String::new()
+    }
+
+    fn plan(&self, _: Option<&()>, _: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -28,6 +28,8 @@ pub struct Record {
 }
 
 impl Part for Robust {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::ROBUST
     }
@@ -53,25 +55,28 @@ impl Part for Robust {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let record = Record {
             head: answers.word(asked.data[0], 0),
             len_bytes: answers.word(asked.data[1], 0),
             is_32_bit: facts.registers().is_32_bit(),
         };
-        Ok((record.head != 0).then(|| prost::Message::encode_to_vec(&record)))
+        Ok((record.head != 0).then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("at {:#x}", record.head))
+    fn describe(&self, record: &Record) -> String {
+        format!("at {:#x}", record.head)
     }
 
-    fn plan(&self, payload: Option<&[u8]>, _who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(
+        &self,
+        record: Option<&Record>,
+        _who: Planned<'_>,
+        plan: &mut ThreadPlan,
+    ) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
         // Late: when a task dies of a failed restore, futexes in memory that it shares with
         // others must not be given up.
         let script = plan.at(Phase::Final);

@@ -9,7 +9,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::Answers;
 
@@ -31,6 +31,8 @@ pub struct Record {
 }
 
 impl Part for Rseq {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::RSEQ
     }
@@ -43,26 +45,29 @@ impl Part for Rseq {
         Scope::Thread
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let area = facts.rseq()?;
         let record = Record {
             addr: area.addr,
             len_bytes: area.len_bytes,
             signature: area.signature,
         };
-        Ok((area.addr != 0).then(|| prost::Message::encode_to_vec(&record)))
+        Ok((area.addr != 0).then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("{} bytes at {:#x}", record.len_bytes, record.addr))
+    fn describe(&self, record: &Record) -> String {
+        format!("{} bytes at {:#x}", record.len_bytes, record.addr)
     }
 
-    fn plan(&self, payload: Option<&[u8]>, _who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(
+        &self,
+        record: Option<&Record>,
+        _who: Planned<'_>,
+        plan: &mut ThreadPlan,
+    ) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
         let (addr, len) = (record.addr.into(), record.len_bytes.into());
         let script = plan.at(Phase::Last);
         script.call(

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use sys::landlock;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, tags};
 use crate::kernel::credentials::{Credentials, CredentialsReader};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
@@ -96,6 +96,8 @@ fn check_label(tid: i32, label: &[u8], own: &[u8]) -> Result<()> {
 }
 
 impl Part for Sandbox {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::SANDBOX
     }
@@ -122,24 +124,22 @@ impl Part for Sandbox {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         if let Some(step) = asked.steps.first() {
             check_compared(facts, answers.result(*step))?;
         }
         let label = own_label().map(<[u8]>::to_vec);
-        Ok(label.map(|label| prost::Message::encode_to_vec(&Record { label })))
+        Ok(label.map(|label| Record { label }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(String::from_utf8_lossy(&record.label).into_owned())
+    fn describe(&self, record: &Record) -> String {
+        String::from_utf8_lossy(&record.label).into_owned()
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
         let own = who.inherited.label.as_deref();
         if own.is_none_or(|own| own == record.label) {
             return Ok(());

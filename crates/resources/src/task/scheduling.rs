@@ -13,7 +13,7 @@ use sys::own::{self, Attribute, SCHED_ATTR_BYTES};
 use sys::proc::{Stat, Status};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Inherited, Result};
 
@@ -236,6 +236,8 @@ impl Record {
 }
 
 impl Part for Scheduling {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::SCHEDULING
     }
@@ -267,7 +269,7 @@ impl Part for Scheduling {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let attr = answers.bytes(asked.data[0], SCHED_ATTR_BYTES);
         let mut record = Record::from_attr(attr.try_into().expect("as long as asked"));
         let [io_priority, slack] = [0, 1].map(|at| answers.result(asked.steps[at]));
@@ -282,11 +284,17 @@ impl Part for Scheduling {
         record.io_priority = u32::try_from(io_priority).unwrap_or(0);
         record.timer_slack_ns = slack.cast_unsigned();
         record.cpus.clone_from(&facts.status()?.cpus);
-        Ok(Some(prost::Message::encode_to_vec(&record)))
+        Ok(Some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        match record.cpus.len() > CPU_WORDS_MAX || !(-20..20).contains(&record.nice) {
+            true => Err(Error::corrupt(self.name(), format!("{record:?}"))),
+            false => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let names = [
             "other", "fifo", "rr", "batch", "iso", "idle", "deadline", "ext",
         ];
@@ -299,17 +307,13 @@ impl Part for Scheduling {
         let cpus = record.cpus.iter().rev();
         let cpus: Vec<_> = cpus.map(|word| format!("{word:x}")).collect();
         text.push_str(&format!(" cpus {}", cpus.join("_")));
-        Ok(text)
+        text
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
-        if record.cpus.len() > CPU_WORDS_MAX || !(-20..20).contains(&record.nice) {
-            return Err(who.corrupt(self, format!("{record:?}")));
-        }
         let (script, inherited) = (plan.at(Phase::Privileges), &who.inherited.scheduling);
         if record.lacks_clamps(inherited) {
             let (least, most) = record.clamps();
@@ -341,7 +345,7 @@ impl Part for Scheduling {
                 Sysno::sched_setattr,
                 [0u64.into(), attr.into(), 0u64.into()],
             );
-            script.note(self.describe(payload)?);
+            script.note(self.describe(record));
         }
         Ok(())
     }
@@ -381,9 +385,9 @@ mod tests {
             .dump(&Scheduling)
             .expect("it is supported")
             .expect("always there");
-        let record: Record = decode(&Scheduling, &payload).expect("sound");
+        let record: Record = image::strict::decode(&payload).expect("sound");
         assert_eq!(
-            decode::<Record>(&Scheduling, &again).expect("sound"),
+            image::strict::decode::<Record>(&again).expect("sound"),
             record
         );
         record

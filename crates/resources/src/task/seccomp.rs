@@ -20,7 +20,7 @@ use prost::Message;
 use sys::ptrace::Filter;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, PartState, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script, Width, WordId};
 use crate::{Error, Result};
 
@@ -112,6 +112,8 @@ impl Record {
 }
 
 impl Part for Seccomp {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::SECCOMP
     }
@@ -124,7 +126,7 @@ impl Part for Seccomp {
         Scope::Thread
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let mode = facts.status()?.seccomp;
         if mode == 0 {
             return Ok(None);
@@ -142,22 +144,22 @@ impl Part for Seccomp {
             shared: u32::try_from(shared).expect("the kernel takes fewer"),
             own: own.collect(),
         };
-        Ok(Some(record.encode_to_vec()))
+        Ok(Some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        Ok(decode::<Record>(self, payload)?.shown())
+    fn describe(&self, record: &Record) -> String {
+        record.shown()
     }
 
     /// Nothing: [`plan`] does, for all threads of a process together.
-    fn plan(&self, _: Option<&[u8]>, _: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
+    fn plan(&self, _: Option<&Record>, _: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
         Ok(())
     }
 }
 
 /// What a leader gets that has ended, so that its other threads get it of the leader: all that the
 /// thread has that is asked in its place.
-pub(super) fn of_leader(asked: &dyn Facts) -> Result<Option<Vec<u8>>> {
+pub(super) fn of_leader(asked: &dyn Facts) -> Result<Option<Record>> {
     let mode = asked.status()?.seccomp;
     if mode == 0 {
         return Ok(None);
@@ -165,7 +167,7 @@ pub(super) fn of_leader(asked: &dyn Facts) -> Result<Option<Vec<u8>>> {
     let own = filters(asked, asked.tid())?.into_iter();
     let own = own.map(Program::from).collect();
     let shared = 0;
-    Ok(Some(Record { mode, shared, own }.encode_to_vec()))
+    Ok(Some(Record { mode, shared, own }))
 }
 
 /// Checks that what the thread has can be put back.
@@ -223,16 +225,18 @@ fn asks_supervisor(filter: &Filter) -> bool {
 /// # Errors
 /// [`Error::Corrupt`].
 pub fn plan(
-    (pid, payloads): (i32, &[Option<&[u8]>]),
+    (pid, states): (i32, &[Option<&dyn PartState>]),
     plans: &mut [ThreadPlan],
     word: impl FnOnce() -> WordId,
 ) -> Result<()> {
-    if payloads.iter().all(Option::is_none) {
+    if states.iter().all(Option::is_none) {
         return Ok(());
     }
-    let records = payloads.iter();
-    let records = records.map(|payload| decode::<Record>(&Seccomp, payload.unwrap_or_default()));
-    let records = records.collect::<Result<Vec<_>>>()?;
+    let records = states.iter().map(|state| {
+        let record = state.and_then(|state| state.record::<Seccomp>());
+        record.cloned().unwrap_or_default()
+    });
+    let records = records.collect::<Vec<_>>();
     let (leader, others) = records.split_first().expect("a process has a leader");
     let leaders = |record: &Record| match std::ptr::eq(record, leader) {
         true => 0,
@@ -290,6 +294,7 @@ fn install(script: &mut Script, programs: &[Program], flags: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::ErasedPart;
     use crate::testing::Stage;
 
     /// `BPF_RET | BPF_K`, with this action.
@@ -320,7 +325,7 @@ mod tests {
         filtered(&mut stage, ALLOW);
         filtered(&mut stage, ALLOW | 7);
         let payload = stage.dump(&Seccomp).expect("filters").expect("some");
-        let record: Record = decode(&Seccomp, &payload).expect("sound");
+        let record: Record = image::strict::decode(&payload).expect("sound");
         let logged = |action| Program {
             flags: FLAG_LOG,
             ..program(action)
@@ -331,7 +336,7 @@ mod tests {
             own: vec![logged(ALLOW), logged(ALLOW | 7)],
         };
         assert_eq!(record, want);
-        let shown = Seccomp.describe(&payload).expect("sound");
+        let shown = Stage::describe(&Seccomp, &payload).expect("sound");
         assert_eq!(shown, "shared=0 instructions=[1, 1]");
     }
 
@@ -345,10 +350,13 @@ mod tests {
     }
 
     fn planned(records: &[Record]) -> Result<Vec<String>> {
-        let payloads = records.iter().map(Message::encode_to_vec);
-        let payloads = payloads.collect::<Vec<_>>();
-        let given = payloads.iter();
-        let given = given.map(|payload| (!payload.is_empty()).then_some(&payload[..]));
+        let given = records.iter().map(|record| {
+            let payload = record.encode_to_vec();
+            let state = ErasedPart::decode(&Seccomp, 7, &payload).expect("a message");
+            Some(state).filter(|_| !payload.is_empty())
+        });
+        let given = given.collect::<Vec<_>>();
+        let given = given.iter().map(Option::as_deref);
         let mut plans = vec![ThreadPlan::default(); records.len()];
         plan((7, &given.collect::<Vec<_>>()), &mut plans, || WordId(9))?;
         let texts = plans.iter_mut();

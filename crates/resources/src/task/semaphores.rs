@@ -40,7 +40,7 @@ pub struct Semaphores;
 
 /// What is undone to all of them.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Record {
+pub struct Record {
     /// By set.
     #[prost(message, repeated, tag = "1")]
     sets: Vec<Set>,
@@ -69,6 +69,8 @@ struct Adjustment {
 }
 
 impl Part for Semaphores {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::SEMAPHORES
     }
@@ -81,7 +83,7 @@ impl Part for Semaphores {
         Scope::Process
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let pid = facts.pid();
         let failed = |error| Error::kernel(format!("look for semaphores of pid {pid}"), error);
         if sem::sets().unwrap_or(0) == 0 || !has_list(pid).map_err(failed)? {
@@ -96,30 +98,34 @@ impl Part for Semaphores {
             Err(error) => return Err(failed(error)),
         };
         let record = Record { sets };
-        Ok((!record.sets.is_empty()).then(|| prost::Message::encode_to_vec(&record)))
+        Ok((!record.sets.is_empty()).then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        let mut all = record.sets.iter().flat_map(|set| &set.adjustments);
+        match all.find(|one| one.taken_back().is_none()) {
+            Some(one) => Err(Error::corrupt(self.name(), format!("{one:?}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let sets = record.sets.iter().map(|set| {
             let all = set.adjustments.iter();
             let all = all.map(|one| format!("{}:{:+}", one.semaphore, one.value));
             format!("id={} {}", set.number, all.collect::<Vec<_>>().join(","))
         });
-        Ok(sets.collect::<Vec<_>>().join(" "))
+        sets.collect::<Vec<_>>().join(" ")
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(&self, record: Option<&Record>, _: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
         for set in &record.sets {
             for some in set.adjustments.chunks(OPERATIONS) {
                 let operations = some.iter().map(Adjustment::taken_back);
-                let operations = operations.collect::<Option<Vec<_>>>();
-                let operations =
-                    operations.ok_or_else(|| who.corrupt(self, format!("{some:?}")))?;
+                let operations = operations.flatten().collect::<Vec<_>>();
                 let script = plan.at(Phase::Together);
                 let at = script.bytes(&operations.concat());
                 let args = [set.number.into(), at.into(), some.len().into()];
@@ -166,7 +172,7 @@ impl Adjustment {
 pub fn check<'a>(of_processes: impl Iterator<Item = (i32, &'a [u8])>) -> Result<()> {
     let mut given = HashMap::new();
     for (pid, payload) in of_processes {
-        let record: Record = decode(&Semaphores, payload)?;
+        let record: Record = decode(Semaphores.name(), payload)?;
         for (set, one) in record.given() {
             let sum = given.entry((set, one.semaphore)).or_insert(0);
             *sum -= one.value;
@@ -297,7 +303,7 @@ mod tests {
         operate(&mut stage, &other, 0, 32767);
         let payload = stage.dump(&Semaphores).expect("it is supported");
         let payload = payload.expect("something is undone");
-        let text = Semaphores.describe(&payload).expect("sound");
+        let text = Stage::describe(&Semaphores, &payload).expect("sound");
         let of_set = format!("id={} 0:+3,500:-4,501:-4,", set.number());
         assert!(text.contains(&of_set), "{text}");
         let of_other = format!("id={} 0:-32767", other.number());

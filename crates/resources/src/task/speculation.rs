@@ -11,9 +11,9 @@ use linux_raw_sys::prctl::{
 };
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
+use crate::{Error, Result};
 
 const MISFEATURES: [(u32, &str); 3] = [
     (PR_SPEC_STORE_BYPASS, "store bypass"),
@@ -67,6 +67,8 @@ impl Control {
 }
 
 impl Part for Speculation {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::SPECULATION
     }
@@ -98,7 +100,7 @@ impl Part for Speculation {
         })
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let status = facts.status()?;
         let mut steps = asked.steps.iter();
         let mut controls = Vec::new();
@@ -113,33 +115,37 @@ impl Part for Speculation {
         }
         let record = Record { controls };
         let set = !record.controls.is_empty();
-        Ok(set.then(|| prost::Message::encode_to_vec(&record)))
+        Ok(set.then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        let known = |control: &Control| {
+            let number = control.misfeature as usize;
+            number < MISFEATURES.len() && control.state.is_power_of_two()
+        };
+        match record.controls.iter().find(|control| !known(control)) {
+            Some(control) => Err(Error::corrupt(self.name(), format!("{control:?}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let controls = record.controls.iter().map(|control| {
             let name = MISFEATURES.get(control.misfeature as usize);
             let name = name.map_or("unknown", |(_, name)| *name);
             format!("{name} {}", control.state)
         });
-        Ok(controls.collect::<Vec<_>>().join(", "))
+        controls.collect::<Vec<_>>().join(", ")
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
+    fn plan(&self, record: Option<&Record>, _: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         for control in &record.controls {
-            let name = MISFEATURES.get(control.misfeature as usize);
-            let Some((misfeature, name)) = name.filter(|_| control.state.is_power_of_two()) else {
-                return Err(who.corrupt(self, format!("{control:?}")));
-            };
+            let (misfeature, name) = MISFEATURES[control.misfeature as usize];
             let script = plan.at(Phase::Last);
             let set = PR_SET_SPECULATION_CTRL.into();
-            script.call(
-                Sysno::prctl,
-                [set, (*misfeature).into(), control.state.into()],
-            );
-            script.note(*name);
+            script.call(Sysno::prctl, [set, misfeature.into(), control.state.into()]);
+            script.note(name);
         }
         Ok(())
     }

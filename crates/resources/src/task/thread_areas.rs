@@ -7,9 +7,9 @@
 use sys::ptrace::THREAD_AREAS;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::Answers;
+use crate::{Error, Result};
 
 /// The segments of a thread.
 pub struct ThreadAreas;
@@ -40,6 +40,8 @@ pub struct Area {
 }
 
 impl Part for ThreadAreas {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::THREAD_AREAS
     }
@@ -52,7 +54,7 @@ impl Part for ThreadAreas {
         Scope::Thread
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let registers = facts.registers();
         // 64-bit code has none, but where it loads one by itself.
         let selectors = [registers.ds, registers.es, registers.fs, registers.gs];
@@ -72,23 +74,26 @@ impl Part for ThreadAreas {
             }
         }
         let set = !areas.is_empty();
-        Ok(set.then(|| prost::Message::encode_to_vec(&Record { areas })))
+        Ok(set.then_some(Record { areas }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        let mut numbers = record.areas.iter().map(|area| area.number);
+        match numbers.find(|number| !THREAD_AREAS.contains(number)) {
+            Some(number) => Err(Error::corrupt(self.name(), format!("segment {number}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let areas = record.areas.iter();
         let areas = areas.map(|area| format!("{} at {:#x}", area.number, area.base));
-        Ok(areas.collect::<Vec<_>>().join(", "))
+        areas.collect::<Vec<_>>().join(", ")
     }
 
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
+    fn plan(&self, record: Option<&Record>, _: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
         let script = plan.at(Phase::Alone);
-        for area in record.areas {
-            if !THREAD_AREAS.contains(&area.number) {
-                return Err(who.corrupt(self, format!("segment {}", area.number)));
-            }
+        for area in record.iter().flat_map(|record| &record.areas) {
             let words = [area.number, area.base, area.limit, area.flags];
             let at = script.bytes(&words.map(u32::to_le_bytes).concat());
             script.call_32(Sysno::set_thread_area, [at.into()]);

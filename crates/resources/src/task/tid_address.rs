@@ -8,7 +8,7 @@
 use linux_raw_sys::prctl::PR_GET_TID_ADDRESS;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -24,6 +24,8 @@ pub struct Record {
 }
 
 impl Part for TidAddress {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::TID_ADDRESS
     }
@@ -45,23 +47,26 @@ impl Part for TidAddress {
         })
     }
 
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let record = Record {
             addr: answers.word(asked.data[0], 0),
         };
-        Ok((record.addr != 0).then(|| prost::Message::encode_to_vec(&record)))
+        Ok((record.addr != 0).then_some(record))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("{:#x}", record.addr))
+    fn describe(&self, record: &Record) -> String {
+        format!("{:#x}", record.addr)
     }
 
-    fn plan(&self, payload: Option<&[u8]>, _who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let Some(payload) = payload else {
+    fn plan(
+        &self,
+        record: Option<&Record>,
+        _who: Planned<'_>,
+        plan: &mut ThreadPlan,
+    ) -> Result<()> {
+        let Some(record) = record else {
             return Ok(());
         };
-        let record: Record = decode(self, payload)?;
         // Late, as the robust list: the word may be in memory that others share.
         let script = plan.at(Phase::Final);
         script.call(Sysno::set_tid_address, [record.addr.into()]);

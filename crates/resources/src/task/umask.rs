@@ -5,9 +5,9 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
-use crate::Result;
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::Answers;
+use crate::{Error, Result};
 
 /// A process's file mode creation mask.
 pub struct Umask;
@@ -21,6 +21,8 @@ pub struct Record {
 }
 
 impl Part for Umask {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::UMASK
     }
@@ -33,21 +35,24 @@ impl Part for Umask {
         Scope::Process
     }
 
-    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let mask = facts.status()?.umask.unwrap_or(0);
-        Ok(Some(prost::Message::encode_to_vec(&Record { mask })))
+        Ok(Some(Record { mask }))
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
-        Ok(format!("{:04o}", record.mask))
-    }
-
-    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        let record: Record = decode(self, payload.unwrap_or_default())?;
-        if record.mask > 0o777 {
-            return Err(who.corrupt(self, format!("{:#o}", record.mask)));
+    fn check(&self, record: &Record) -> Result<()> {
+        match record.mask > 0o777 {
+            true => Err(Error::corrupt(self.name(), format!("{:#o}", record.mask))),
+            false => Ok(()),
         }
+    }
+
+    fn describe(&self, record: &Record) -> String {
+        format!("{:04o}", record.mask)
+    }
+
+    fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record = record.cloned().unwrap_or_default();
         // No task changes it before all tasks are forked.
         if who.inherited.umask != Some(record.mask) {
             plan.at(Phase::Last)
@@ -70,7 +75,7 @@ mod tests {
             .dump(&Umask)
             .expect("it is supported")
             .expect("always there");
-        assert_eq!(Umask.describe(&payload).expect("sound"), "0137");
+        assert_eq!(Stage::describe(&Umask, &payload).expect("sound"), "0137");
         let mut fresh = Stage::new();
         fresh.restore(&Umask, Some(&payload));
         assert_eq!(fresh.call(Sysno::umask, &[0]), 0o137);

@@ -15,7 +15,7 @@ pub const OWN: &str = "crates/xtask/src/tidy/ceilings.rs";
 /// The crate that drives.
 const DRIVER: &str = "process";
 /// Lines of [`DRIVER`] that name a tag.
-const TAGS: usize = 23;
+const TAGS: usize = 18;
 /// Lines of [`DRIVER`] that name the module of a kind.
 const KINDS: usize = 92;
 /// Files that are in a circle of imports, a circle counted once, by crate; other crates have none.
@@ -23,7 +23,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("bench", 21),
     ("cli", 3),
     ("programs", 7),
-    ("resources", 83),
+    ("resources", 62),
     ("serve", 11),
     ("store", 1),
     ("sys", 8),

@@ -35,7 +35,7 @@ use sys::keys;
 use self::contents::record;
 pub use self::plan::{Made, Owner, make, of_restorer, plan, recorded, unshared};
 use self::told::Told;
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, tags};
 use crate::kernel::credentials::{Credentials, CredentialsReader, Key, own_session_serial};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
@@ -211,6 +211,8 @@ pub(super) fn check(facts: &dyn Facts, own: Credentials, first: Option<Credentia
 }
 
 impl Part for Keyrings {
+    type Record = Record;
+
     fn tag(&self) -> u16 {
         tags::KEYRINGS
     }
@@ -230,7 +232,7 @@ impl Part for Keyrings {
         }
     }
 
-    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
         let record = match (keys::are_there(), CredentialsReader::get()) {
             (false, _) => None,
             (true, Ok(reader)) => {
@@ -241,11 +243,22 @@ impl Part for Keyrings {
             }
             (true, Err(_)) => Told::new(asked, answers).record(facts.tid())?,
         };
-        Ok(record.map(|record| record.encode_to_vec()))
+        Ok(record)
     }
 
-    fn describe(&self, payload: &[u8]) -> Result<String> {
-        let record: Record = decode(self, payload)?;
+    fn check(&self, record: &Record) -> Result<()> {
+        let corrupt = |what: String| Err(Error::corrupt(self.name(), what));
+        if record.keys.iter().any(|key| key.description.contains(&0)) {
+            return corrupt("a key's name".to_owned());
+        }
+        let mut links = record.links.iter();
+        match links.find(|link| ![USER_KEYRING, USER_SESSION_KEYRING].contains(link)) {
+            Some(link) => corrupt(format!("a link to {link}")),
+            None => Ok(()),
+        }
+    }
+
+    fn describe(&self, record: &Record) -> String {
         let keys = record.keys.iter();
         let keys = keys.map(|key| String::from_utf8_lossy(&key.description).into_owned());
         let links = record.links.iter().map(|link| match *link {
@@ -255,14 +268,14 @@ impl Part for Keyrings {
         let all = keys.chain(links).collect::<Vec<_>>().join(", ");
         let name = String::from_utf8_lossy(&record.name).into_owned();
         let revoked = if record.is_revoked { " revoked" } else { "" };
-        Ok(format!(
+        format!(
             "{name} {}{revoked} uid {} [{all}]",
             record.serial, record.uid
-        ))
+        )
     }
 
     /// Nothing: [`plan`] does, when it is known whose child the process is.
-    fn plan(&self, _: Option<&[u8]>, _: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
+    fn plan(&self, _: Option<&Record>, _: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
         Ok(())
     }
 }

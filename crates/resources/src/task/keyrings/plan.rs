@@ -6,88 +6,84 @@ use sys::{boot, keys};
 use syscalls::Sysno;
 
 use super::contents::now_s;
-use super::{
-    Keyrings, Record, SESSION_KEYRING, Session, USER_KEYRING, USER_SESSION_KEYRING, operation,
-};
+use super::{Keyrings, Record, SESSION_KEYRING, Session, USER_SESSION_KEYRING, operation};
 use crate::script::{Arg, Script};
-use crate::task::{Part as _, Phase, ThreadPlan, credentials, decode};
+use crate::task::credentials::{self, Credentials};
+use crate::task::{Part as _, PartState, Phase, ThreadPlan};
 use crate::{Error, Inherited, Result};
 
-/// The session keyring that a process had at the dump, given the payload of its record.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn recorded(payload: Option<&[u8]>) -> Result<Session> {
-    let record = payload.map(|payload| decode::<Record>(&Keyrings, payload));
-    let record = record.transpose()?;
-    Ok(record.map_or(Session::Default, |record| Session::Own(record.serial)))
+/// The session keyring that a process had at the dump, given its leader's parts.
+#[must_use]
+pub fn recorded(parts: &[Box<dyn PartState>]) -> Session {
+    session_of(parts.iter().find_map(|part| part.record::<Keyrings>()))
 }
 
-/// The restorer's session keyring as tasks see it whose payloads are given: where they are of
+fn session_of(record: Option<&Record>) -> Session {
+    record.map_or(Session::Default, |record| Session::Own(record.serial))
+}
+
+/// The records of session keyrings among some parts.
+fn records<'a>(parts: impl Iterator<Item = &'a dyn PartState>) -> impl Iterator<Item = &'a Record> {
+    parts.filter_map(|part| part.record::<Keyrings>())
+}
+
+/// The restorer's session keyring as tasks see it whose leaders' parts are given: where they are of
 /// another boot, it may have the number of one of theirs.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn of_restorer<'a>(own: Session, payloads: impl Iterator<Item = &'a [u8]>) -> Result<Session> {
-    if own == Session::Default {
-        return Ok(own);
+pub fn of_restorer<'a>(own: Session, parts: impl Iterator<Item = &'a dyn PartState>) -> Session {
+    let of_this_boot =
+        |record: &Record| !record.boot.is_empty() && Some(&record.boot[..]) == boot::id();
+    match own == Session::Default || records(parts).all(of_this_boot) {
+        true => own,
+        false => Session::Own(0),
     }
-    for payload in payloads {
-        let record: Record = decode(&Keyrings, payload)?;
-        if record.boot.is_empty() || Some(&record.boot[..]) != boot::id() {
-            return Ok(Session::Own(0));
-        }
-    }
-    Ok(own)
 }
 
 /// A process whose session keyring is planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
-    /// Its pid.
-    pub pid: i32,
-    /// The payload of its record.
-    pub payload: Option<&'a [u8]>,
-    /// The payload of its credentials' record.
-    pub credentials: Option<&'a [u8]>,
+    pub(super) pid: i32,
+    /// Its record.
+    pub(super) record: Option<&'a Record>,
+    /// The record of its credentials.
+    pub(super) credentials: Option<&'a credentials::Record>,
 }
 
-impl Owner<'_> {
-    fn record(&self) -> Result<Option<Record>> {
-        let decoded = self
-            .payload
-            .map(|payload| decode::<Record>(&Keyrings, payload));
-        decoded.transpose()
+impl<'a> Owner<'a> {
+    /// Process `pid`, whose leader has these `parts`.
+    #[must_use]
+    pub fn new(pid: i32, parts: &'a [Box<dyn PartState>]) -> Self {
+        let record = parts.iter().find_map(|part| part.record::<Keyrings>());
+        let credentials = parts.iter().find_map(|part| part.record::<Credentials>());
+        Self {
+            pid,
+            record,
+            credentials,
+        }
     }
 
-    fn credentials(&self) -> Result<credentials::Record> {
-        decode(
-            &credentials::Credentials,
-            self.credentials.unwrap_or_default(),
-        )
+    fn uid(&self) -> Option<u32> {
+        self.credentials?.uids.first().copied()
     }
 
     /// Which session keyring it has when it runs, if it is made with `born`: `root` where that is
     /// the restorer's.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    pub fn session(&self, born: Session, root: Option<&Inherited>) -> Result<Session> {
-        if let own @ Session::Own(_) = recorded(self.payload)? {
-            return Ok(own);
+    #[must_use]
+    pub fn session(&self, born: Session, root: Option<&Inherited>) -> Session {
+        if let own @ Session::Own(_) = session_of(self.record) {
+            return own;
         }
-        let uid = self.credentials()?.uids.first().copied().unwrap_or(0);
+        let uid = self.uid().unwrap_or(0);
         let same = match (born, root) {
             (Session::Default, Some(root)) => {
                 root.credentials.uids.first() == Some(&uid) || root.session_is_unset.get()
             }
             (born, _) => born == Session::Default,
         };
-        Ok(if same {
+        if same {
             Session::Default
         } else {
             Session::Substitute(uid)
-        })
+        }
     }
 }
 
@@ -95,16 +91,15 @@ impl Owner<'_> {
 /// order of its record.
 pub type Made = HashMap<i32, Vec<i32>>;
 
-/// Makes the keys of session keyrings, which tasks then link, given the payloads of processes.
+/// Makes the keys of session keyrings, which tasks then link, given the parts of leaders.
 ///
 /// # Errors
-/// [`Error::Corrupt`], [`Error::Kernel`].
-pub fn make<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Made> {
+/// [`Error::Kernel`].
+pub fn make<'a>(parts: impl Iterator<Item = &'a dyn PartState>) -> Result<Made> {
     /// For possessor and owner everything.
     const LINKABLE: u32 = 0x3f3f_0000;
     let mut made = Made::new();
-    for payload in payloads {
-        let record: Record = decode(&Keyrings, payload)?;
+    for record in records(parts) {
         if record.keys.is_empty() || made.contains_key(&record.serial) {
             continue;
         }
@@ -114,7 +109,7 @@ pub fn make<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Made> {
         let keyring = keys::add(&name, None, keys::PROCESS_KEYRING).map_err(failed)?;
         let serials = record.keys.iter().map(|key| {
             let name = std::ffi::CString::new(key.description.clone());
-            let name = name.map_err(|_| Error::corrupt("session keyring", "a key's name"))?;
+            let name = name.expect("checked when decoded");
             let serial = keys::add(&name, Some(&key.contents), keyring).map_err(failed)?;
             keys::permit(serial, LINKABLE).map_err(failed)?;
             if key.expires_s != 0 {
@@ -133,7 +128,7 @@ pub fn make<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Made> {
 /// Plans the session keyring of a process that is made with `born` and is to have `session`.
 ///
 /// # Errors
-/// [`Error::Corrupt`], [`Error::Mismatch`].
+/// [`Error::Mismatch`].
 pub fn plan(
     owner: Owner<'_>,
     (born, session): (Session, Session),
@@ -149,8 +144,11 @@ pub fn plan(
     let script = plan.at(Phase::Fork);
     keyctl(script, operation::JOIN_SESSION_KEYRING, [0u32.into(); 3]);
     script.note(Keyrings.name());
-    match owner.record()? {
-        None => substitute(owner, ids, plan),
+    match owner.record {
+        None => {
+            substitute(owner, ids, plan);
+            Ok(())
+        }
         Some(record) if !record.missing.is_empty() => {
             let missing = &record.missing;
             let what = format!("its session keyring was that of the dump, with {missing}");
@@ -159,16 +157,17 @@ pub fn plan(
         }
         Some(record) => {
             let made = made.get(&record.serial).map_or(&[][..], Vec::as_slice);
-            fill(&record, (ids, made), plan);
-            finish(owner.pid, &record, plan)
+            fill(record, (ids, made), plan);
+            finish(record, plan);
+            Ok(())
         }
     }
 }
 
 /// Has a new keyring lead to the default one of its user.
-fn substitute(owner: Owner<'_>, ids: (u32, u32), plan: &mut ThreadPlan) -> Result<()> {
-    let credentials = owner.credentials()?;
-    let own_ids = credentials.uids.first().zip(credentials.gids.first());
+fn substitute(owner: Owner<'_>, ids: (u32, u32), plan: &mut ThreadPlan) {
+    let own_ids = owner.credentials;
+    let own_ids = own_ids.and_then(|own| own.uids.first().zip(own.gids.first()));
     let own_ids = own_ids.map_or(ids, |(uid, gid)| (*uid, *gid));
     give((SESSION_KEYRING.into(), own_ids), ids, plan.at(Phase::Fork));
     let links = [
@@ -178,7 +177,6 @@ fn substitute(owner: Owner<'_>, ids: (u32, u32), plan: &mut ThreadPlan) -> Resul
     ];
     // A program that runs as another user than who started it may not.
     plan.at(Phase::Last).attempt(Sysno::keyctl, links);
-    Ok(())
 }
 
 /// Gives a new keyring the keys that were `made` for it, its owner and its permissions; new keys
@@ -205,13 +203,9 @@ fn fill(record: &Record, (ids, made): ((u32, u32), &[i32]), plan: &mut ThreadPla
 }
 
 /// Links the keyrings of its user, which only he may, and revokes the whole where it was.
-fn finish(pid: i32, record: &Record, plan: &mut ThreadPlan) -> Result<()> {
+fn finish(record: &Record, plan: &mut ThreadPlan) {
     let script = plan.at(Phase::Last);
     for link in &record.links {
-        if ![USER_KEYRING, USER_SESSION_KEYRING].contains(link) {
-            let of = format!("task {pid} {}", Keyrings.name());
-            return Err(Error::corrupt(of, format!("a link to {link}")));
-        }
         let link = [(*link).into(), SESSION_KEYRING.into(), 0u32.into()];
         keyctl(script, operation::LINK, link);
     }
@@ -219,7 +213,6 @@ fn finish(pid: i32, record: &Record, plan: &mut ThreadPlan) -> Result<()> {
         let whole = [SESSION_KEYRING.into(), 0u32.into(), 0u32.into()];
         keyctl(script, operation::REVOKE, whole);
     }
-    Ok(())
 }
 
 fn keyctl(script: &mut Script, what: u32, args: [Arg; 3]) {

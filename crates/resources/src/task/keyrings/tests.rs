@@ -7,7 +7,7 @@ use syscalls::Sysno;
 use super::contents::Contents;
 use super::told::described;
 use super::*;
-use crate::task::{Phase, ProcessCheck};
+use crate::task::{ErasedPart, PartState, Phase, ProcessCheck};
 use crate::testing::Stage;
 
 macro_rules! needs_keys {
@@ -49,25 +49,27 @@ fn told(stage: &mut Stage) -> Result<Option<Record>> {
     Told::new(&asked, &answers).record(stage.pid())
 }
 
+/// A record as an image of process 1 has it.
+fn state(record: &Record) -> Box<dyn PartState> {
+    ErasedPart::decode(&Keyrings, 1, &record.encode_to_vec()).expect("sound")
+}
+
 /// Has a fresh stage be as dumped, its keys made as the restorer makes them.
 fn restored(record: &Record, uid: u32) -> Stage {
-    let payload = record.encode_to_vec();
-    let made = make([&payload[..]].into_iter()).expect("room for keys");
+    let state = state(record);
+    let made = make([&*state].into_iter()).expect("room for keys");
     let mut inherited = Stage::inherited();
     inherited.set_session(Session::Own(0));
     let credentials = crate::task::credentials::Record {
         uids: vec![uid; 4],
         ..inherited.credentials.clone()
     };
-    let credentials = credentials.encode_to_vec();
     let owner = Owner {
         pid: 1,
-        payload: (record.serial != 0).then_some(&payload),
+        record: Some(record).filter(|record| record.serial != 0),
         credentials: Some(&credentials),
     };
-    let session = owner
-        .session(inherited.session(), Some(&inherited))
-        .expect("sound");
+    let session = owner.session(inherited.session(), Some(&inherited));
     let mut planned = ThreadPlan::default();
     plan(
         owner,
@@ -268,15 +270,14 @@ fn what_is_in_the_dumpers_own_is_only_kept_there() {
         .to_string();
     assert_eq!(error, missing().to_string());
     let record = record.with(contents(), true).expect("it stays there");
-    let payload = record.encode_to_vec();
     let owner = Owner {
         pid: 1,
-        payload: Some(&payload),
+        record: Some(&record),
         credentials: None,
     };
     let inherited = Stage::inherited();
     let planned = |born| {
-        let session = owner.session(born, Some(&inherited)).expect("sound");
+        let session = owner.session(born, Some(&inherited));
         let mut planned = ThreadPlan::default();
         plan(
             owner,
@@ -312,10 +313,9 @@ fn calls_are_made_in_an_order_that_works() {
         links: vec![USER_KEYRING],
         ..Record::default()
     };
-    let payload = record.encode_to_vec();
     let owner = Owner {
         pid: 1,
-        payload: Some(&payload),
+        record: Some(&record),
         credentials: None,
     };
     let inherited = crate::Inherited::default();
@@ -340,16 +340,15 @@ fn calls_are_made_in_an_order_that_works() {
 #[test]
 fn sessions_follow_who_makes_whom() {
     let inherited = crate::Inherited::default();
-    let credentials = inherited.credentials.encode_to_vec();
+    let credentials = inherited.credentials.clone();
     let mut user = inherited.credentials.clone();
     user.uids = vec![1000; 4];
-    let user = user.encode_to_vec();
     let default = |credentials| Owner {
         pid: 1,
-        payload: None,
+        record: None,
         credentials: Some(credentials),
     };
-    let session = |owner: Owner<'_>, born, root| owner.session(born, root).expect("sound");
+    let session = |owner: Owner<'_>, born, root| owner.session(born, root);
     let (root, users) = (default(&credentials), default(&user));
     assert_eq!(
         session(root, Session::Default, Some(&inherited)),
@@ -399,17 +398,13 @@ fn the_kernels_words_are_understood() {
 
 #[test]
 fn a_number_of_another_boot_is_another_keyring() {
-    let payload = |boot: &str| {
-        let boot = boot.to_owned();
-        Record {
-            serial: 5,
-            boot,
-            ..Record::default()
-        }
-        .encode_to_vec()
+    let record = |boot: &str| Record {
+        serial: 5,
+        boot: boot.to_owned(),
+        ..Record::default()
     };
-    let (this, other) = (payload(boot::id().expect("an id")), payload("another"));
-    let seen = |own, payload: &[u8]| of_restorer(own, [payload].into_iter()).expect("sound");
+    let (this, other) = (record(boot::id().expect("an id")), record("another"));
+    let seen = |own, record: &Record| of_restorer(own, [&*state(record)].into_iter());
     assert_eq!(seen(Session::Own(5), &this), Session::Own(5));
     assert_eq!(seen(Session::Own(5), &other), Session::Own(0));
     assert_eq!(seen(Session::Default, &other), Session::Default);
