@@ -6,8 +6,6 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// Whoever makes a group may be asked before files are used (`FAN_CLASS_CONTENT`).
 pub const CLASS_CONTENT: u32 = 4;
-/// A group without limits for what waits to be read (`FAN_UNLIMITED_QUEUE`).
-pub const UNLIMITED_QUEUE: u32 = 0x10;
 /// A group whose reader does not wait (`FAN_NONBLOCK`).
 pub const NONBLOCK: u32 = 2;
 /// A mark is added (`FAN_MARK_ADD`).

@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn one_of_nobody_survives() {
         let mut world = World::default();
-        let at = world.add(sys::fork::pidfd_of_nobody().expect("a pidfd"));
+        let at = world.add(testkit::calls::pidfd_of_nobody().expect("a pidfd"));
         world.cycle();
         assert_eq!(world.describe(at), "pidfd of=nobody flags=0o0");
     }

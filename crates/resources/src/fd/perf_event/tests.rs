@@ -5,8 +5,8 @@ use std::os::fd::AsFd as _;
 use std::process::{Child, Command};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::perf_event::{DISABLED, Watched, enable, open, refresh, set_filter, software};
-use sys::subject::Mapping;
+use sys::perf_event::{DISABLED, Watched, enable, open, refresh, software};
+use testkit::calls::{Mapping, set_filter};
 
 use super::super::testing::{At, World};
 use super::*;

@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn only_the_leftovers_of_one_connection_are_ended() {
         testkit::needs_root!();
-        sys::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             for at in ["127.0.0.1:0", "[::1]:0"] {
                 let listener = TcpListener::bind(at).unwrap();
                 let connect = || {

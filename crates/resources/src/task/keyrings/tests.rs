@@ -431,7 +431,8 @@ fn own_session_keyring_is_found_as_a_child_finds_it() {
         serial
     };
     let before = check();
-    let (inner, serial) = keys::in_new_session(|serial| (check(), serial)).expect("a keyring");
+    let (inner, serial) =
+        testkit::calls::in_new_session(|serial| (check(), serial)).expect("a keyring");
     assert_eq!(inner, serial);
     assert_ne!(inner, before);
     assert_eq!(check(), before, "a look gives nobody a keyring");
