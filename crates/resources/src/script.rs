@@ -5,7 +5,6 @@
 //! can be printed and compared in a test.
 
 mod calls;
-mod names;
 mod print;
 
 pub use print::{Legend, Line};
@@ -396,7 +395,10 @@ mod tests {
             (ops[0], ops[8..10].to_vec()),
             (Kind::Compat as u8, vec![0x37, 1])
         );
-        assert_eq!(script.to_string(), "32-bit set_robust_list(0x1000, 12)\n");
+        assert_eq!(
+            script.to_string(),
+            "32-bit set_robust_list(head=0x1000, len=12)\n"
+        );
     }
 
     #[test]

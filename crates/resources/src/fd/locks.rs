@@ -412,8 +412,8 @@ mod tests {
         let mut script = Script::default();
         let payload = prost::Message::encode_to_vec(&payload);
         in_process(&payload, &mut script).expect("sound");
-        let lock = "{l_type=F_WRLCK, l_whence=SEEK_SET, l_start=1, l_len=2}";
-        let want = format!("fcntl(5, F_SETLK, {lock})  # lock fd 5\n");
+        let lock = "{type=1, whence=0, start=1, len=2}";
+        let want = format!("fcntl(fd=5, F_SETLK, lock={lock})  # lock fd 5\n");
         assert_eq!(script.to_string(), want);
     }
 }

@@ -173,7 +173,7 @@ mod tests {
         ProcessFile::open_in_task(&record, 5, None, &mut script);
         let text = script.to_string();
         assert!(
-            text.contains("\"/proc/7/maps\"") && text.contains("lseek(5, 99"),
+            text.contains("\"/proc/7/maps\"") && text.contains("lseek(fd=5, offset=99"),
             "{text}"
         );
     }

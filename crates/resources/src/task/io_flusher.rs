@@ -112,7 +112,7 @@ mod tests {
         let plan = Stage::plan_with(&IoFlusher, Some(&[]), &inherited).expect("possible");
         assert_eq!(
             plan,
-            "[Privileges]\nprctl(PR_SET_IO_FLUSHER, 1)  # I/O flusher\n"
+            "[Privileges]\nprctl(PR_SET_IO_FLUSHER, on=1)  # I/O flusher\n"
         );
         inherited.credentials.effective = 0;
         let error = Stage::plan_with(&IoFlusher, Some(&[]), &inherited).expect_err("impossible");

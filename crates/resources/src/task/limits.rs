@@ -161,7 +161,7 @@ mod tests {
         let plan = Stage::plan_with(&Limits, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        prlimit64(0, RLIMIT_NOFILE, {rlim_cur=4, rlim_max=9}, NULL)  # RLIMIT_NOFILE
+        prlimit64(pid=0, resource=7, new={cur=4, max=9}, old=0)  # RLIMIT_NOFILE
         ");
     }
 

@@ -140,7 +140,7 @@ mod tests {
         inherited.memory_policy = true;
         assert_eq!(
             Stage::plan_with(&MemoryPolicy, None, &inherited).expect("sound"),
-            "[Together]\nset_mempolicy(MPOL_DEFAULT, NULL, 0)  # memory policy\n"
+            "[Together]\nset_mempolicy(mode=0, nodes=0, max=0)  # memory policy\n"
         );
     }
 }

@@ -561,17 +561,17 @@ mod tests {
         let plan = Stage::plan_with(&PosixTimers, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Together]
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_ON)
-        timer_create(CLOCK_BOOTTIME_ALARM, {sigev_value=0, sigev_signo=0,
-            sigev_notify=SIGEV_SIGNAL, sigev_notify_thread_id=0}, [3])  # timer 3
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF)
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=1)
+        timer_create(clock=9, event={value=0, signal=0, notify=0, tid=0}, id=3)  # timer 3
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=0)
         [Last]
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_ON)
-        timer_create(CLOCK_MONOTONIC, {sigev_value=0, sigev_signo=0, sigev_notify=SIGEV_SIGNAL,
-            sigev_notify_thread_id=0}, [4])  # timer 4
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF)
-        timer_settime(3, 0, {interval_sec=0, interval_nsec=0, value_sec=0, value_nsec=1}, NULL)
-        timer_settime(4, 0, {interval_sec=0, interval_nsec=0, value_sec=0, value_nsec=1}, NULL)
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=1)
+        timer_create(clock=1, event={value=0, signal=0, notify=0, tid=0}, id=4)  # timer 4
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=0)
+        timer_settime(id=3, flags=0, new={interval_sec=0, interval_nsec=0, value_sec=0,
+            value_nsec=1}, old=0)
+        timer_settime(id=4, flags=0, new={interval_sec=0, interval_nsec=0, value_sec=0,
+            value_nsec=1}, old=0)
         ");
     }
 

@@ -401,8 +401,8 @@ mod tests {
         let payload = prost::Message::encode_to_vec(&record);
         let plan = Stage::plan(&Semaphores, Some(&payload)).expect("possible");
         let want = "[Together]\n\
-            semop(65536, [{sem_num=3, sem_op=-1, sem_flg=IPC_NOWAIT|SEM_UNDO}, {sem_num=5,\n    \
-            sem_op=2, sem_flg=IPC_NOWAIT|SEM_UNDO}], 2)  # System V semaphores\n";
+            semop(id=65536, ops=[{num=3, op=-1, flags=0x1800}, {num=5, op=2, flags=0x1800}],\n    \
+            count=2)  # System V semaphores\n";
         assert_eq!(plan, want);
     }
 }

@@ -282,8 +282,9 @@ mod tests {
         ]);
         let host = host();
         let laid = plan(&memory, &old(Way::Straight, &host, None)).expect("plans");
-        let want = "arch_prctl(ARCH_MAP_VDSO_64, 0x100000)  # vDSO\n\
-                    mprotect(0x104000, 8192, PROT_READ|PROT_EXEC)  # the vDSO is where it was\n";
+        let want = "arch_prctl(ARCH_MAP_VDSO_64, addr=0x100000)  # vDSO\n\
+                    mprotect(addr=0x104000, len=8192, prot=READ|EXEC)  \
+                    # the vDSO is where it was\n";
         assert_eq!(laid.script.to_string(), want);
         let compat = Memory {
             vdso_is_32_bit: true,
@@ -292,7 +293,7 @@ mod tests {
         let laid = plan(&compat, &old(Way::Straight, &host, None)).expect("plans");
         let text = laid.script.to_string();
         assert!(
-            text.starts_with("arch_prctl(ARCH_MAP_VDSO_32, 0x100000)"),
+            text.starts_with("arch_prctl(ARCH_MAP_VDSO_32, addr=0x100000)"),
             "{text}"
         );
     }
@@ -305,11 +306,11 @@ mod tests {
         ]);
         let host = host();
         let laid = plan(&memory, &old(Way::Moved, &host, None)).expect("plans");
-        let want = "arch_prctl(ARCH_MAP_VDSO_64, 0x605000)  # vDSO\n\
-            mprotect(0x60b000, 8192, PROT_READ|PROT_EXEC)  # the vDSO is where it was\n\
-            mremap(0x60b000, 8192, 8192, MREMAP_MAYMOVE|MREMAP_FIXED, 0x500000) = 0x500000\n\
-            mremap(0x605000, 16384, 16384, MREMAP_MAYMOVE|MREMAP_FIXED, 0x600000) = 0x600000\n\
-            munmap(0x609000, 8192)\n";
+        let want = "arch_prctl(ARCH_MAP_VDSO_64, addr=0x605000)  # vDSO\n\
+            mprotect(addr=0x60b000, len=8192, prot=READ|EXEC)  # the vDSO is where it was\n\
+            mremap(old=0x60b000, old_len=8192, new_len=8192, flags=0x3, new=0x500000) = 0x500000\n\
+            mremap(old=0x605000, old_len=16384, new_len=16384, flags=0x3, new=0x600000) = 0x600000\n\
+            munmap(addr=0x609000, len=8192)\n";
         assert_eq!(laid.script.to_string(), want);
     }
 
