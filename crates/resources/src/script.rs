@@ -192,7 +192,7 @@ impl Script {
 
     /// Adds 1 to `word` and wakes everyone who waits for it.
     pub fn post(&mut self, word: WordId) -> StepAt {
-        const FUTEX_WAKE_OP: u32 = 5;
+        const FUTEX_WAKE_OP: u32 = linux_raw_sys::general::FUTEX_WAKE_OP;
         const ADD_ONE: u32 = (1 << 28) | (1 << 12); // FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0)
         let all = i32::MAX.cast_unsigned();
         self.call(

@@ -76,9 +76,9 @@ extern "C" fn look(looked: *mut libc::c_void) -> libc::c_int {
 }
 
 /// `KEY_SPEC_SESSION_KEYRING`.
-const SESSION: i32 = -3;
+const SESSION: i32 = libc::KEY_SPEC_SESSION_KEYRING;
 /// `KEY_SPEC_USER_SESSION_KEYRING`.
-const USER_SESSION: i32 = -5;
+const USER_SESSION: i32 = libc::KEY_SPEC_USER_SESSION_KEYRING;
 
 /// The serial number of a keyring of the calling task, which is not made; an error below 0.
 fn serial_of(special: i32) -> i32 {

@@ -178,7 +178,7 @@ mod tests {
     const GETPID: u64 = 39;
     const GETPPID: u64 = 110;
     const ERESTARTSYS: i64 = -512;
-    const ERESTART_RESTARTBLOCK: i64 = -516;
+    const ERESTART_RESTARTBLOCK: i64 = abi::kernel::ERESTART_RESTARTBLOCK;
 
     /// A puppet that this thread traces and has stopped in a futex call.
     fn stopped() -> testkit::calls::puppet::Puppet {

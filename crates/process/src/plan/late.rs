@@ -241,7 +241,7 @@ impl Table {
 
     /// Has what was opened as `number` get all its numbers.
     fn place(&mut self, number: i32, wanted: &[&Descriptor], script: &mut Script) {
-        const F_SETFD: u32 = 2;
+        const F_SETFD: u32 = linux_raw_sys::general::F_SETFD;
         self.0.insert(number);
         let mut keeps = false;
         for descriptor in wanted {
@@ -264,7 +264,7 @@ impl Table {
 
 /// Has `from` get a number that the task wants.
 pub(super) fn duplicate(from: Arg, wanted: &Descriptor, script: &mut Script) {
-    const O_CLOEXEC: u32 = 0o2_000_000;
+    const O_CLOEXEC: u32 = linux_raw_sys::general::O_CLOEXEC;
     let flags = if wanted.close_on_exec { O_CLOEXEC } else { 0 };
     script.expect(
         Sysno::dup3,

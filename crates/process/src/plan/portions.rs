@@ -27,8 +27,8 @@ use crate::{Error, Result};
 
 /// How many descriptors a restorer has besides those that it opens for the tree.
 const OWN: u64 = 24;
-const O_CLOEXEC: u32 = 0o2_000_000;
-const F_SETFD: u32 = 2;
+const O_CLOEXEC: u32 = linux_raw_sys::general::O_CLOEXEC;
+const F_SETFD: u32 = linux_raw_sys::general::F_SETFD;
 
 /// The order in which a restorer opens descriptions: by number, but both ends of a pipe at once
 /// where there are `portions`, so that few pipes have an end that waits for its own description.

@@ -43,7 +43,7 @@ pub struct Record {
 /// How the link of one begins that is a file of pidfs.
 const LINK: &[u8] = b"pidfd:[";
 /// `PID_FS_MAGIC` of statfs(2).
-const PIDFS: i64 = 0x5049_4446;
+const PIDFS: i64 = linux_raw_sys::general::PID_FS_MAGIC as i64;
 /// The bit of a wait status for a core file.
 const CORE: i32 = 0x80;
 /// The access mode of every pidfd.

@@ -111,7 +111,7 @@ impl Kind for ProcessFile {
     }
 
     fn open_in_task(record: &Record, number: i32, _needed: Option<i32>, script: &mut Script) {
-        const AT_FDCWD: i32 = -100;
+        const AT_FDCWD: i32 = libc::AT_FDCWD;
         let (flags, pos) = (status::opening(record.flags), record.pos);
         let at = script.string(&record.path);
         let args = [AT_FDCWD.into(), at.into(), flags.bits().into()];

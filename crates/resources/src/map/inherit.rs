@@ -10,9 +10,9 @@ use super::vdso::Way;
 use crate::Result;
 use crate::script::Script;
 
-const MADV_DONTNEED: u32 = 4;
-const MADV_DONTFORK: u32 = 10;
-const MADV_WIPEONFORK: u32 = 18;
+const MADV_DONTNEED: u32 = linux_raw_sys::general::MADV_DONTNEED;
+const MADV_DONTFORK: u32 = linux_raw_sys::general::MADV_DONTFORK;
+const MADV_WIPEONFORK: u32 = linux_raw_sys::general::MADV_WIPEONFORK;
 
 /// Up to this length, stretches that are read anew are not given up before: the calls would take
 /// longer than the copies of inherited pages that they save.
@@ -199,7 +199,7 @@ mod tests {
     use super::super::vdso::tests::special;
     use super::*;
 
-    const MADV_NOHUGEPAGE: u32 = 15;
+    const MADV_NOHUGEPAGE: u32 = linux_raw_sys::general::MADV_NOHUGEPAGE;
 
     fn advised(start: u64, advice: u32) -> Mapping {
         Mapping {

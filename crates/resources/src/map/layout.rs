@@ -17,9 +17,9 @@ use super::{neighbours, policy, promise, read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
 
-const MAP_FIXED: u32 = 0x10;
-const PROT_WRITE: u32 = 2;
-const MADV_GUARD_INSTALL: u32 = 102;
+const MAP_FIXED: u32 = linux_raw_sys::general::MAP_FIXED;
+const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
+const MADV_GUARD_INSTALL: u32 = linux_raw_sys::general::MADV_GUARD_INSTALL;
 
 /// How stored pages get into the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +210,7 @@ fn seal(memory: &Memory, script: &mut Script) {
 /// Whether pages of a mapping may come when they are touched. Locked ones are there before that,
 /// and what a child has zeros for instead is not told to who serves it.
 fn may_wait(memory: &Memory, map: &Mapping) -> bool {
-    const MADV_WIPEONFORK: u32 = 18;
+    const MADV_WIPEONFORK: u32 = linux_raw_sys::general::MADV_WIPEONFORK;
     map.locked == 0 && memory.lock_future == 0 && !map.advice.contains(&MADV_WIPEONFORK)
 }
 
@@ -254,7 +254,7 @@ fn lay(
         script.expect(Sysno::mmap, args, piece.start.0);
     }
     if !map.name.is_empty() {
-        const PR_SET_VMA: u32 = 0x5356_4d41;
+        const PR_SET_VMA: u32 = linux_raw_sys::prctl::PR_SET_VMA;
         let name = script.string(&map.name);
         let span = map.span();
         let args = [
@@ -334,8 +334,8 @@ fn guard_one(map: &Mapping, script: &mut Script) {
 
 /// Sets the marks of the address space, the auxiliary vector and the executable.
 fn marks(planning: &Planning<'_>, script: &mut Script) -> Result<()> {
-    const PR_SET_MM: u32 = 35;
-    const PR_SET_MM_MAP: u32 = 14;
+    const PR_SET_MM: u32 = linux_raw_sys::prctl::PR_SET_MM;
+    const PR_SET_MM_MAP: u32 = linux_raw_sys::prctl::PR_SET_MM_MAP;
     const STRUCT_BYTES: u32 = 13 * 8;
     let memory = planning.memory;
     if memory.auxv.len() > 52 * 8 {

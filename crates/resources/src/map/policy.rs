@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn bound(start: u64, node: u64) -> Mapping {
-        const MPOL_BIND: u32 = 2;
+        const MPOL_BIND: u32 = libc::MPOL_BIND as u32;
         let nodes = vec![1 << node];
         Mapping {
             policy: Some(Policy {

@@ -24,10 +24,10 @@ use super::memory::Mapping;
 use crate::script::Script;
 use crate::{Error, Result};
 
-const PROT_READ: u32 = 1;
-const PROT_WRITE: u32 = 2;
-const MADV_DONTNEED: u32 = 4;
-const MADV_POPULATE_WRITE: u32 = 23;
+const PROT_READ: u32 = linux_raw_sys::general::PROT_READ;
+const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
+const MADV_DONTNEED: u32 = linux_raw_sys::general::MADV_DONTNEED;
+const MADV_POPULATE_WRITE: u32 = linux_raw_sys::general::MADV_POPULATE_WRITE;
 
 /// The parts of `span` for which the kernel is asked one by one: all of it, where it `asks` for no
 /// promise or a small one.

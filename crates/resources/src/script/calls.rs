@@ -6,6 +6,7 @@
 //! where the argument with index 2 counts them. `verb` says what follows ([`VERBS`]). An argument
 //! without a form is a number.
 
+use abi::kernel::{ARCH_MAP_VDSO_32, ARCH_MAP_VDSO_64};
 use syscalls::Sysno;
 
 /// One of the things that a call does, as an argument says.
@@ -96,8 +97,8 @@ pub(super) const VERBS: &[(Sysno, &[Verb])] = &[
         &[
             verb(0x1011, "ARCH_GET_CPUID", ""),
             verb(0x1012, "ARCH_SET_CPUID", "on"),
-            verb(0x2002, "ARCH_MAP_VDSO_32", "addr:hex"),
-            verb(0x2003, "ARCH_MAP_VDSO_64", "addr:hex"),
+            verb(ARCH_MAP_VDSO_32 as u64, "ARCH_MAP_VDSO_32", "addr:hex"),
+            verb(ARCH_MAP_VDSO_64 as u64, "ARCH_MAP_VDSO_64", "addr:hex"),
         ],
     ),
     (

@@ -13,9 +13,9 @@ use crate::script::{Answers, Script};
 const ACTION_BYTES: usize = 32;
 /// The size of a signal mask in bytes.
 const MASK_BYTES: u64 = 8;
-const SIGKILL: u32 = 9;
-const SIGCHLD: u32 = 17;
-const SIGSTOP: u32 = 19;
+const SIGKILL: u32 = linux_raw_sys::general::SIGKILL;
+const SIGCHLD: u32 = linux_raw_sys::general::SIGCHLD;
+const SIGSTOP: u32 = linux_raw_sys::general::SIGSTOP;
 const LAST_SIGNAL: u32 = 64;
 
 /// A process's signal actions.
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::testing::Stage;
 
-    const SA_NOCLDWAIT: u64 = 2;
+    const SA_NOCLDWAIT: u64 = libc::SA_NOCLDWAIT as u64;
     const SA_SIGINFO_ONSTACK_RESTORER: u64 = 4 | 0x0800_0000 | 0x0400_0000;
 
     fn set_action(stage: &mut Stage, signal: u64, words: [u64; 4]) {

@@ -26,7 +26,7 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags}
 use crate::Result;
 use crate::script::{Answers, Script};
 
-const SECBIT_NO_SETUID_FIXUP: u64 = 1 << 2;
+const SECBIT_NO_SETUID_FIXUP: u64 = libc::SECBIT_NO_SETUID_FIXUP as u64;
 const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 /// `NGROUPS_MAX`.
 const GROUPS_MAX: usize = 65_536;

@@ -14,7 +14,7 @@ use crate::script::{Answers, Script};
 
 /// `PF_MEMALLOC_NOIO | PF_LOCAL_THROTTLE` in the flags of /proc/PID/stat.
 const FLAGS: u32 = 0x0008_0000 | 0x0010_0000;
-const CAP_SYS_RESOURCE: u32 = 24;
+const CAP_SYS_RESOURCE: u32 = linux_raw_sys::general::CAP_SYS_RESOURCE;
 
 /// A thread's I/O flusher state.
 pub struct IoFlusher;

@@ -11,7 +11,7 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malfo
 use crate::Result;
 use crate::script::Answers;
 
-const CAP_SYS_RESOURCE: u32 = 24;
+const CAP_SYS_RESOURCE: u32 = linux_raw_sys::general::CAP_SYS_RESOURCE;
 
 /// The limits' names, by number.
 const NAMES: [&str; LIMITS] = [

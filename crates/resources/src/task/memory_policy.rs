@@ -98,8 +98,8 @@ mod tests {
     use super::*;
     use crate::testing::Stage;
 
-    const MPOL_BIND: u64 = 2;
-    const MPOL_LOCAL: u64 = 4;
+    const MPOL_BIND: u64 = libc::MPOL_BIND as u64;
+    const MPOL_LOCAL: u64 = libc::MPOL_LOCAL as u64;
     const STATIC: u64 = 1 << 15;
 
     /// A stage with this policy for node 0; `None` where the kernel has none.

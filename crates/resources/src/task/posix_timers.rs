@@ -44,9 +44,9 @@ const EVENT_BYTES: usize = 64;
 const NANOS: u64 = 1_000_000_000;
 /// A time that no thread works for while a restore lasts.
 const FAR_NS: u64 = 1_000_000 * NANOS;
-const SIGEV_SIGNAL: u32 = 0;
-const SIGEV_NONE: u32 = 1;
-const SIGEV_THREAD_ID: u32 = 4;
+const SIGEV_SIGNAL: u32 = linux_raw_sys::general::SIGEV_SIGNAL;
+const SIGEV_NONE: u32 = linux_raw_sys::general::SIGEV_NONE;
+const SIGEV_THREAD_ID: u32 = linux_raw_sys::general::SIGEV_THREAD_ID;
 /// How /proc shows the processor time of whoever made the timer: as used by programs or at all, and
 /// last as `CLOCK_THREAD_CPUTIME_ID` counts it.
 const OWN_THREAD_CLOCKS: RangeInclusive<i32> = -4..=-2;
@@ -54,8 +54,8 @@ const OWN_THREAD_CLOCKS: RangeInclusive<i32> = -4..=-2;
 const CLOCK_KIND: i32 = 7;
 /// The most timers of a process that are looked through in the kernel.
 const TIMERS_MAX: usize = 1 << 20;
-const CLOCK_REALTIME_ALARM: i32 = 8;
-const CLOCK_BOOTTIME_ALARM: i32 = 9;
+const CLOCK_REALTIME_ALARM: i32 = libc::CLOCK_REALTIME_ALARM;
+const CLOCK_BOOTTIME_ALARM: i32 = libc::CLOCK_BOOTTIME_ALARM;
 /// How many timers are made and deleted again to reach an id on kernels before 6.15.
 const SKIPPED_MAX: i32 = 4096;
 

@@ -17,10 +17,10 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags}
 use crate::script::{Answers, Script};
 use crate::{Error, Inherited, Result};
 
-const SCHED_FIFO: u32 = 1;
-const SCHED_RR: u32 = 2;
-const SCHED_IDLE: u32 = 5;
-const SCHED_DEADLINE: u32 = 6;
+const SCHED_FIFO: u32 = linux_raw_sys::general::SCHED_FIFO;
+const SCHED_RR: u32 = linux_raw_sys::general::SCHED_RR;
+const SCHED_IDLE: u32 = linux_raw_sys::general::SCHED_IDLE;
+const SCHED_DEADLINE: u32 = linux_raw_sys::general::SCHED_DEADLINE;
 /// `SCHED_FLAG_RESET_ON_FORK`, `_RECLAIM` and `_DL_OVERRUN`: those that `sched_getattr` gives.
 const KEPT_FLAGS: u64 = 0b111;
 /// `SCHED_FLAG_UTIL_CLAMP_MIN` and `_MAX`.

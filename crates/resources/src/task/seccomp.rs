@@ -24,10 +24,10 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags}
 use crate::script::{Answers, Script, Width, WordId};
 use crate::{Error, Result};
 
-const PR_SET_SECCOMP: u32 = 22;
-const SECCOMP_MODE_STRICT: u32 = 1;
-const SECCOMP_MODE_FILTER: u32 = 2;
-const SECCOMP_SET_MODE_FILTER: u32 = 1;
+const PR_SET_SECCOMP: u32 = linux_raw_sys::prctl::PR_SET_SECCOMP;
+const SECCOMP_MODE_STRICT: u32 = libc::SECCOMP_MODE_STRICT;
+const SECCOMP_MODE_FILTER: u32 = libc::SECCOMP_MODE_FILTER;
+const SECCOMP_SET_MODE_FILTER: u32 = libc::SECCOMP_SET_MODE_FILTER;
 const FLAG_TSYNC: u64 = 1;
 const FLAG_LOG: u64 = 1 << 1;
 /// A filter does not change what the thread's speculation may do: that has a record of its own.

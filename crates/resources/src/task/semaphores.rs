@@ -146,8 +146,8 @@ impl Adjustment {
     /// The operation (`struct sembuf`) that lets a process undo this much, and does it; none where
     /// no process could.
     fn taken_back(&self) -> Option<[u8; 6]> {
-        const IPC_NOWAIT: i16 = 0x800;
-        const SEM_UNDO: i16 = 0x1000;
+        const IPC_NOWAIT: i16 = libc::IPC_NOWAIT as i16;
+        const SEM_UNDO: i16 = libc::SEM_UNDO as i16;
         let number = u16::try_from(self.semaphore).ok()?;
         let operation = i16::try_from(self.value).ok()?.checked_neg()?;
         let mut bytes = [0; 6];
