@@ -15,6 +15,7 @@
 extern crate alloc;
 
 mod addr;
+pub mod kernel;
 pub mod spans;
 
 pub use addr::{Addr, PAGE_BYTES, Span};

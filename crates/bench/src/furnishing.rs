@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use sys::subject::Mapping;
+use testkit::calls::Mapping;
 
 use crate::error::{Result, file_error, kernel_error};
 use crate::subject::PAGE_BYTES;

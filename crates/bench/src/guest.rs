@@ -14,8 +14,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sys::socket::{Along, send};
-use sys::subject::Mapping;
 use sys::uffd::{Features, Modes, Uffd};
+use testkit::calls::Mapping;
 
 use crate::error::{Error, Result, kernel_error};
 

@@ -1,4 +1,7 @@
 //! The ratios as a picture: one row a cell, three bars, a line where both programs take the same.
+//!
+//! Not crate plotters: groups of bars with goals are none of its charts, so the caller places each
+//! rectangle and line there, too, and four crates come with it for three SVG elements.
 use std::fmt::Write;
 
 use crate::record::Record;

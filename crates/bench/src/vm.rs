@@ -1,6 +1,5 @@
 //! `bench vm`: a Linux guest under QEMU, saved and started again by Stillframe and by QEMU itself.
 mod cold;
-mod plot;
 mod theirs;
 
 use std::collections::BTreeMap;
@@ -33,6 +32,9 @@ const FILE: &str = "file 7 150";
 
 /// What the writing guest writes over and over, in MiB.
 const WRITTEN: &str = "write 150";
+
+/// The numbers of clones that are measured.
+const COUNTS: [u32; 3] = [1, 10, 50];
 
 /// How long a machine may take to end.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -128,7 +130,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             bench.record.rows.clear();
         }
     }
-    for count in plot::COUNTS {
+    for count in COUNTS {
         eprintln!("{count} clones");
         for _ in 0..rounds.min(if count == 50 { 1 } else { 5 }) {
             bench.clones(count)?;
@@ -137,8 +139,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let Bench { record, .. } = bench;
     let folder = report::folder(arguments.out.as_deref(), arguments.quick);
     let numbers = runs::keep(&folder, &record.machine, "vm", &record)?;
-    let picture = folder.join("benchmarks/vm.svg");
-    std::fs::write(&picture, plot::draw(&record)).map_err(file_error("write", &picture))?;
     let version = stillframe.version;
     let text = format!(
         "{}\n{}",
@@ -526,7 +526,6 @@ fn tables(record: &Record, version: &str) -> String {
             let _ = writeln!(out, "| {} | {} |", row.what, numbers.join(" | "));
         }
     }
-    out.push_str("\n![clones against time and memory](benchmarks/vm.svg)\n");
     out
 }
 

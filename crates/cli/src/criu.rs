@@ -526,7 +526,7 @@ pub static FLAGS: &[Flag] = &[
         .help("Keep performance events, whose counts begin at 0 again at the restore"),
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own()
         .on(|o| o.plan = true)
-        .help("Print the scripts that would be run, as strace prints calls, and restore nothing"),
+        .help("Print the scripts that would be run, a line a system call, and restore nothing"),
     flag("save-files", Required, [Taken, Idle, Idle]).repeats().own()
         .with("PATTERN", |o, value| push(&mut o.allowed.save_files, path(value).map(Into::into)))
         .help("Save files of these names with the tree, which has them open or mapped: the restore \

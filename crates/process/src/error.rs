@@ -104,7 +104,7 @@ pub enum Error {
     Call {
         /// The task.
         pid: i32,
-        /// The call, as strace would print it.
+        /// The call, as `restore --plan` prints it.
         call: String,
         /// The errno.
         #[source]

@@ -527,7 +527,7 @@ fn read_before(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
 /// Whether a thread is one of the kernel's own that works for the process (io_uring's): it runs no
 /// code of the program, and to be asked to stop would end what it does.
 fn is_worker(task: &Task, tid: i32) -> bool {
-    const PF_IO_WORKER: u32 = 0x10;
+    const PF_IO_WORKER: u32 = libc::PF_IO_WORKER as u32;
     let stat = task.read_of(tid, "stat");
     let stat = stat.and_then(|text| Stat::parse(&text).ok());
     stat.is_some_and(|stat| stat.flags & PF_IO_WORKER != 0)

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 pub(crate) const REMOVER: &CStr = c"stillframe-rm";
 
 /// The kernel's mark of its own threads (`PF_KTHREAD`).
-const KERNEL_THREAD: u32 = 0x0020_0000;
+const KERNEL_THREAD: u32 = libc::PF_KTHREAD as u32;
 
 /// Checks that a process is one that this process can stop.
 ///

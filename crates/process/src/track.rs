@@ -310,7 +310,7 @@ impl Mapped {
                 Backing::File => true,
                 Backing::Vdso | Backing::Vvar | Backing::Special => continue,
             };
-            const PROT_WRITE: u32 = 2;
+            const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
             maps.push(Map {
                 area: Area {
                     span: listed.span,

@@ -6,8 +6,10 @@ pub mod instructions;
 pub mod stubs;
 pub mod xstate;
 
+use object::elf::{EM_386, EM_X86_64, Machine};
+
 /// The processor that an ELF file's code is for.
-pub const ELF_MACHINE: u64 = 62;
+pub const ELF_MACHINE: Machine = EM_X86_64;
 
 /// The same of its 32-bit code.
-pub const ELF_MACHINE_32: u64 = 3;
+pub const ELF_MACHINE_32: Machine = EM_386;

@@ -101,7 +101,7 @@ impl Inherited {
     /// How many descriptors a task may have when it is forked (`RLIMIT_NOFILE`).
     #[must_use]
     pub fn open_files(&self) -> u64 {
-        const RLIMIT_NOFILE: usize = 7;
+        const RLIMIT_NOFILE: usize = libc::RLIMIT_NOFILE as usize;
         self.limits[RLIMIT_NOFILE].soft
     }
 

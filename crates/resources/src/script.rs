@@ -5,7 +5,6 @@
 //! can be printed and compared in a test.
 
 mod calls;
-mod names;
 mod print;
 
 pub use print::{Legend, Line};
@@ -193,7 +192,7 @@ impl Script {
 
     /// Adds 1 to `word` and wakes everyone who waits for it.
     pub fn post(&mut self, word: WordId) -> StepAt {
-        const FUTEX_WAKE_OP: u32 = 5;
+        const FUTEX_WAKE_OP: u32 = linux_raw_sys::general::FUTEX_WAKE_OP;
         const ADD_ONE: u32 = (1 << 28) | (1 << 12); // FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0)
         let all = i32::MAX.cast_unsigned();
         self.call(
@@ -396,7 +395,10 @@ mod tests {
             (ops[0], ops[8..10].to_vec()),
             (Kind::Compat as u8, vec![0x37, 1])
         );
-        assert_eq!(script.to_string(), "32-bit set_robust_list(0x1000, 12)\n");
+        assert_eq!(
+            script.to_string(),
+            "32-bit set_robust_list(head=0x1000, len=12)\n"
+        );
     }
 
     #[test]

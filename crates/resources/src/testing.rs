@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use abi::{Addr, Kind, Op, Span};
 use sys::arch::Registers;
 use sys::ptrace::{self, RseqArea};
-use sys::puppet::Puppet;
 use syscalls::Sysno;
+use testkit::calls::puppet::Puppet;
 
 use crate::script::{Answers, Layout, Script};
 use crate::task::{ErasedPart, Facts, Phase, Planned, ThreadPlan};
@@ -32,7 +32,7 @@ const OWN_AT: usize = 0x8_0000;
 macro_rules! alone {
     ($body:block) => {
         testkit::needs_root!();
-        sys::isolated::run(|| $body).unwrap();
+        testkit::calls::isolated::run(|| $body).unwrap();
     };
 }
 pub(crate) use alone;

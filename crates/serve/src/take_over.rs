@@ -121,8 +121,8 @@ mod tests {
     use rustix::pipe::{PipeFlags, pipe_with};
     use store::{Directory, Store};
     use sys::pagemap::{Action, Category, Query};
-    use sys::subject::Mapping;
     use sys::uffd::{Event, Features, Modes};
+    use testkit::calls::Mapping;
 
     use super::*;
     use crate::Region;

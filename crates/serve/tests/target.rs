@@ -16,8 +16,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serve::{Ability, Metrics, Options, Region, Session, Target};
 use store::{Directory, Store};
-use sys::subject::Mapping;
 use sys::uffd::{Features, Modes, Uffd};
+use testkit::calls::Mapping;
 use testkit::huge_pages::HugePages;
 
 const SPACE: SpaceId = SpaceId(1);

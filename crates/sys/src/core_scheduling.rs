@@ -11,7 +11,7 @@ use crate::asked;
 /// # Errors
 /// `EINVAL` and `ENODEV` where the kernel or the processor has no such thing, `ESRCH`, `EPERM`.
 pub fn group(tid: i32) -> io::Result<u64> {
-    const PR_SCHED_CORE: libc::c_int = 62;
+    const PR_SCHED_CORE: libc::c_int = libc::PR_SCHED_CORE;
     const GET: libc::c_ulong = 0;
     const OF_THREAD: libc::c_ulong = 0;
     let tid = if tid == 0 { 0 } else { asked::tid(tid) };

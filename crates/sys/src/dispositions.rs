@@ -112,9 +112,9 @@ mod tests {
     fn ignore_block_and_pass_on_defaults() {
         let ends = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGRTMIN()];
         for signal in ends.into_iter().chain(HARMLESS) {
-            crate::subject::ignore_signal(signal).unwrap();
+            testkit::calls::ignore_signal(signal).unwrap();
         }
-        crate::subject::block_signals(&[libc::SIGTERM]);
+        testkit::calls::block_signals(&[libc::SIGTERM]);
         pass_on_defaults();
         // The C library keeps two for itself, and leaves them as they were.
         const OWN: u64 = 0b11 << 31;

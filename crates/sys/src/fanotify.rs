@@ -5,13 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// Whoever makes a group may be asked before files are used (`FAN_CLASS_CONTENT`).
-pub const CLASS_CONTENT: u32 = 4;
-/// A group without limits for what waits to be read (`FAN_UNLIMITED_QUEUE`).
-pub const UNLIMITED_QUEUE: u32 = 0x10;
+pub const CLASS_CONTENT: u32 = libc::FAN_CLASS_CONTENT;
 /// A group whose reader does not wait (`FAN_NONBLOCK`).
-pub const NONBLOCK: u32 = 2;
+pub const NONBLOCK: u32 = libc::FAN_NONBLOCK;
 /// A mark is added (`FAN_MARK_ADD`).
-pub const ADD: u32 = 1;
+pub const ADD: u32 = libc::FAN_MARK_ADD;
 /// Somebody is about to open the file, and waits (`FAN_OPEN_PERM`).
 pub const OPEN_ASKED: u64 = 0x1_0000;
 

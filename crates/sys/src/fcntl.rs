@@ -73,15 +73,6 @@ pub fn lease(fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, kind) }).map(drop)
 }
 
-/// The lease on the file, as its kind (`F_GETLEASE`: `F_RDLCK`, `F_WRLCK`, `F_UNLCK` for none).
-///
-/// # Errors
-/// `EBADF`.
-pub fn leased(fd: BorrowedFd<'_>) -> io::Result<i32> {
-    // SAFETY: the call takes no argument.
-    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLEASE) })
-}
-
 /// Whom a lock on a part of a file belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {

@@ -1,6 +1,6 @@
 //! fork(2) for programs of one thread: subjects of tests and benchmarks.
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -71,18 +71,6 @@ fn others_run() -> io::Result<bool> {
         (stat.pid != own).then_some(stat)
     });
     Ok(others.any(|other| other.flags & RUNS_NO_CODE == 0))
-}
-
-/// A pidfd of a child that has ended and was waited for: it refers to nobody any more.
-///
-/// # Errors
-/// As fork(2), pidfd_open(2) and waitpid(2).
-pub fn pidfd_of_nobody() -> io::Result<OwnedFd> {
-    use rustix::process::{PidfdFlags, pidfd_open};
-    let child = ended_child(0)?;
-    let opened = pidfd_open(child, PidfdFlags::empty());
-    reap(child)?;
-    Ok(opened?)
 }
 
 /// Makes a child that ends with this wait status (as of waitpid(2), but that it leaves no core

@@ -9,8 +9,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::watchdog;
 
 /// `FIFREEZE` and `FITHAW` of linux/fs.h.
-const FIFREEZE: libc::c_ulong = 0xc004_5877;
-const FITHAW: libc::c_ulong = 0xc004_5878;
+const FIFREEZE: libc::c_ulong = linux_raw_sys::ioctl::FIFREEZE as libc::c_ulong;
+const FITHAW: libc::c_ulong = linux_raw_sys::ioctl::FITHAW as libc::c_ulong;
 /// What the watchdog is told: that all is well, and that its time begins anew.
 const DISMISSED: u8 = 1;
 const AGAIN: u8 = 2;

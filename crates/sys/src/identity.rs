@@ -251,7 +251,7 @@ mod tests {
             eprintln!("SKIP sockets_remember_who_made_them: needs root");
             return;
         }
-        crate::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             // A pid that nobody has: that of a child that ended.
             let gone = std::process::Command::new("true").spawn().unwrap();
             let pid = gone.id().cast_signed();

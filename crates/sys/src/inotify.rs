@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// The largest handle of a file, in bytes (`MAX_HANDLE_SZ`).
-pub const HANDLE_MAX_BYTES: usize = 128;
+pub const HANDLE_MAX_BYTES: usize = libc::MAX_HANDLE_SZ as usize;
 
 /// `struct file_handle` with room for the largest.
 #[repr(C)]
@@ -52,7 +52,8 @@ pub fn open_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<
 /// # Errors
 /// `EINVAL` for a number below 1; `ENOTTY` on a kernel without `CONFIG_CHECKPOINT_RESTORE`.
 pub fn set_next_watch(inotify: impl AsFd, watch: i32) -> io::Result<()> {
-    const INOTIFY_IOC_SETNEXTWD: libc::c_ulong = 0x4004_4900;
+    const INOTIFY_IOC_SETNEXTWD: libc::c_ulong =
+        linux_raw_sys::ioctl::INOTIFY_IOC_SETNEXTWD as libc::c_ulong;
     let inotify = inotify.as_fd().as_raw_fd();
     let watch = libc::c_long::from(watch);
     // SAFETY: the argument is a number, no address.

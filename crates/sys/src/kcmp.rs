@@ -93,7 +93,7 @@ pub struct EpollSlot {
 /// # Errors
 /// As kcmp(2): `ENOENT` when there is no such slot, `EBADF` when one is not open.
 pub fn watches(pid: u32, slot: EpollSlot, target: (u32, i32)) -> io::Result<bool> {
-    const KCMP_EPOLL_TFD: i32 = 7;
+    const KCMP_EPOLL_TFD: i32 = abi::kernel::KCMP_EPOLL_TFD;
     let (task, fd) = target;
     let [pid, task] = [pid, task].map(asked_by);
     // SAFETY: kcmp reads the slot, which lives until the call is over, and writes nothing.

@@ -253,14 +253,6 @@ impl KernelMemory {
         Ok(Self { program })
     }
 
-    /// The address of the calling thread's `task_struct`.
-    ///
-    /// # Errors
-    /// As bpf(2).
-    pub fn own_task(&self) -> io::Result<u64> {
-        self.address(0, &[])
-    }
-
     /// Reads `len` bytes from `address` on.
     ///
     /// # Errors
@@ -358,7 +350,7 @@ mod tests {
         let Some((memory, types)) = looked_into() else {
             return;
         };
-        let task = memory.own_task().expect("its address");
+        let task = memory.address(0, &[]).expect("its address");
         for len in [8, 255, 256, 257, 3000] {
             assert_eq!(memory.read(task, len).expect("it is there").len(), len);
         }
@@ -398,7 +390,7 @@ mod tests {
             return;
         };
         let at = |name, path| types.member(name, path).expect("a member").bit as u64 / 8;
-        let task = memory.own_task().expect("its address");
+        let task = memory.address(0, &[]).expect("its address");
         let leader = at("task_struct", "group_leader");
         let real = at("task_struct", "real_cred");
         let uid = at("cred", "uid") as usize;

@@ -76,9 +76,9 @@ extern "C" fn look(looked: *mut libc::c_void) -> libc::c_int {
 }
 
 /// `KEY_SPEC_SESSION_KEYRING`.
-const SESSION: i32 = -3;
+const SESSION: i32 = libc::KEY_SPEC_SESSION_KEYRING;
 /// `KEY_SPEC_USER_SESSION_KEYRING`.
-const USER_SESSION: i32 = -5;
+const USER_SESSION: i32 = libc::KEY_SPEC_USER_SESSION_KEYRING;
 
 /// The serial number of a keyring of the calling task, which is not made; an error below 0.
 fn serial_of(special: i32) -> i32 {
@@ -89,28 +89,6 @@ fn serial_of(special: i32) -> i32 {
         ..0 => -Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
         serial => serial as i32,
     }
-}
-
-/// Runs `work` in a thread that has a new session keyring, without a name and empty.
-///
-/// # Errors
-/// As keyctl(2): `EDQUOT`, `ENOSYS`.
-pub fn in_new_session<T: Send>(work: impl FnOnce(i32) -> T + Send) -> io::Result<T> {
-    const JOIN_SESSION_KEYRING: libc::c_long = 1;
-    let joined = || {
-        let unnamed = std::ptr::null::<libc::c_char>();
-        // SAFETY: without a name the call reads nothing.
-        let serial = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, unnamed) };
-        match serial {
-            ..0 => Err(Error::last_os_error()),
-            serial => Ok(work(i32::try_from(serial).map_err(Error::other)?)),
-        }
-    };
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().spawn_scoped(scope, joined)?;
-        let ended = thread.join();
-        ended.unwrap_or_else(|_| Err(Error::other("the thread with a session keyring panicked")))
-    })
 }
 
 /// True if the kernel has keys; a process asks once.
@@ -187,7 +165,8 @@ mod tests {
             eprintln!("skipped: a kernel without keys");
             return;
         };
-        let (joined, seen) = in_new_session(|serial| (serial, own_session())).expect("a keyring");
+        let (joined, seen) =
+            testkit::calls::in_new_session(|serial| (serial, own_session())).expect("a keyring");
         assert_eq!(seen.expect("a look"), Some(Session::Own(joined)));
         assert_eq!(own_session().expect("a look"), Some(before));
     }

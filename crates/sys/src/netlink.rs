@@ -11,21 +11,21 @@ use crate::socket;
 const HEADER_BYTES: usize = 16;
 const ATTRIBUTE_BYTES: usize = 4;
 const NLA_TYPE_MASK: u16 = 0x3fff;
-const NLA_F_NESTED: u16 = 0x8000;
+const NLA_F_NESTED: u16 = libc::NLA_F_NESTED as u16;
 /// Replies are cut to this size by the kernel (`NLMSG_GOODSIZE` is at most 8 KiB) unless asked
 /// for with more room.
 const REPLY_BYTES: usize = 64 << 10;
 
 /// `NLM_F_REQUEST`
-pub const REQUEST: u16 = 1;
+pub const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
 /// `NLM_F_ACK`
-pub const ACK: u16 = 4;
+pub const ACK: u16 = libc::NLM_F_ACK as u16;
 /// `NLM_F_DUMP`
-pub const DUMP: u16 = 0x300;
+pub const DUMP: u16 = libc::NLM_F_DUMP as u16;
 /// `NLM_F_CREATE`
-pub const CREATE: u16 = 0x400;
+pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
 /// `NLM_F_EXCL`
-pub const EXCLUSIVE: u16 = 0x200;
+pub const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
 
 /// A buffer of messages under construction.
 #[derive(Clone, Debug, Default)]

@@ -164,30 +164,6 @@ fn unregister_rseq() -> bool {
     })
 }
 
-/// The cookie of core scheduling of thread `tid` (`PR_SCHED_CORE_GET`); `None` on kernels that have
-/// none. See Documentation/admin-guide/hw-vuln/core-scheduling.rst.
-///
-/// # Errors
-/// `ESRCH`, `EPERM`.
-pub fn core_cookie_of(tid: i32) -> std::io::Result<Option<u64>> {
-    const PR_SCHED_CORE: libc::c_int = 62;
-    const GET: libc::c_ulong = 0;
-    const OF_THREAD: libc::c_ulong = 0;
-    let mut cookie = 0u64;
-    let at = &raw mut cookie;
-    // SAFETY: the kernel writes a word.
-    let result = unsafe { libc::prctl(PR_SCHED_CORE, GET, tid, OF_THREAD, at) };
-    if result == 0 {
-        return Ok(Some(cookie));
-    }
-    let error = std::io::Error::last_os_error();
-    match error.raw_os_error() {
-        // Where there are no two threads of one core, it is ENODEV.
-        Some(libc::EINVAL | libc::ENODEV) => Ok(None),
-        _ => Err(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,7 +173,7 @@ mod tests {
         let thread = std::thread::spawn(|| {
             assert!(leave_rseq(), "the C library registers every thread");
             assert!(!leave_rseq());
-            let puppet = crate::puppet::Puppet::start().expect("a puppet");
+            let puppet = testkit::calls::puppet::Puppet::start().expect("a puppet");
             crate::ptrace::seize(puppet.pid(), true).expect("seize");
             crate::ptrace::interrupt(puppet.pid()).expect("interrupt");
             crate::ptrace::wait(puppet.pid()).expect("wait");

@@ -98,8 +98,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        const SOL_PACKET: i32 = 263;
-        const PACKET_RX_RING: i32 = 5;
+        const SOL_PACKET: i32 = libc::SOL_PACKET;
+        const PACKET_RX_RING: i32 = libc::PACKET_RX_RING;
         let Ok(socket) = socket::open(libc::AF_PACKET, libc::SOCK_RAW, 0) else {
             eprintln!("skipped: no packet sockets here");
             return;

@@ -1,6 +1,5 @@
 //! Performance events: perf_event_open(2).
 
-use std::ffi::CStr;
 use std::io::{self, Error};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -97,26 +96,14 @@ pub fn refresh(event: impl AsFd, times: u32) -> io::Result<()> {
     control(event, 0x2402, times.into())
 }
 
-/// Has a tracepoint count only what fits `filter`.
-///
-/// # Errors
-/// As ioctl(2): `EINVAL` for what is no filter of it.
-pub fn set_filter(event: impl AsFd, filter: &CStr) -> io::Result<()> {
-    control(
-        event,
-        0x4008_2406,
-        filter.as_ptr().expose_provenance() as u64,
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
 
     use rustix::mm::{MapFlags, ProtFlags};
+    use testkit::calls::Mapping;
 
     use super::*;
-    use crate::subject::Mapping;
 
     #[test]
     fn page_faults_are_counted_while_it_is_enabled() {

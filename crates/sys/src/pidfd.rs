@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const GET_INFO: u32 = 0xc040_ff0b;
 const INFO_BYTES: usize = 64;
 /// `PIDFD_INFO_EXIT`.
-const EXIT: u64 = 1 << 3;
+const EXIT: u64 = libc::PIDFD_INFO_EXIT as u64;
 const EXIT_CODE_AT: usize = 60;
 
 /// The wait status of a process, or of a thread, that has ended and was waited for; `None` where

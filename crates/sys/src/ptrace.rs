@@ -75,7 +75,7 @@ fn control(what: Control, tid: i32, data: i32) -> io::Result<()> {
 }
 
 /// `PTRACE_O_SUSPEND_SECCOMP`, which libc does not have.
-const SUSPEND_SECCOMP: i32 = 1 << 21;
+const SUSPEND_SECCOMP: i32 = libc::PTRACE_O_SUSPEND_SECCOMP;
 
 /// What a tracer asks for: system-call stops told from signals, and the thread's end with its own.
 fn options(kill_on_exit: bool) -> i32 {
@@ -258,7 +258,7 @@ pub const THREAD_AREAS: std::ops::RangeInclusive<u32> = 12..=14;
 /// # Errors
 /// `ESRCH`; `EIO` where the kernel runs no 32-bit code.
 pub fn thread_area(tid: i32, number: u32) -> io::Result<Option<[u32; 4]>> {
-    const PTRACE_GET_THREAD_AREA: c_uint = 25;
+    const PTRACE_GET_THREAD_AREA: c_uint = linux_raw_sys::ptrace::PTRACE_GET_THREAD_AREA;
     /// Without base and limit, not to be written and not there: what an entry is that is not set.
     const EMPTY: u32 = 0x28;
     let mut area = [0u32; 4];
@@ -375,7 +375,7 @@ pub struct RseqArea {
 /// # Errors
 /// `ESRCH`; `EIO` on kernels before 5.13.
 pub fn rseq(tid: i32) -> io::Result<RseqArea> {
-    const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
+    const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = libc::PTRACE_GET_RSEQ_CONFIGURATION;
     let mut area = RseqArea::default();
     let size = size_of::<RseqArea>();
     let op = PTRACE_GET_RSEQ_CONFIGURATION;
@@ -390,7 +390,7 @@ pub fn rseq(tid: i32) -> io::Result<RseqArea> {
 /// # Errors
 /// `ESRCH`.
 pub fn breakpoints(tid: i32) -> io::Result<u64> {
-    const PTRACE_PEEKUSER: c_uint = 3;
+    const PTRACE_PEEKUSER: c_uint = libc::PTRACE_PEEKUSER;
     const CONTROL: usize = 7;
     let at = std::mem::offset_of!(libc::user, u_debugreg) + CONTROL * size_of::<u64>();
     // SAFETY: the C library has a place of its own for the word, and returns it.
@@ -413,10 +413,10 @@ pub struct Filter {
 /// `ESRCH`; `EACCES` without `CAP_SYS_ADMIN`, and where the caller has a filter itself;
 /// `EMEDIUMTYPE` for a filter that was no classic program.
 pub fn filters(tid: i32) -> io::Result<Vec<Filter>> {
-    const PTRACE_SECCOMP_GET_FILTER: c_uint = 0x420c;
-    const PTRACE_SECCOMP_GET_METADATA: c_uint = 0x420d;
+    const PTRACE_SECCOMP_GET_FILTER: c_uint = linux_raw_sys::ptrace::PTRACE_SECCOMP_GET_FILTER;
+    const PTRACE_SECCOMP_GET_METADATA: c_uint = linux_raw_sys::ptrace::PTRACE_SECCOMP_GET_METADATA;
     /// `BPF_MAXINSNS`.
-    const LONGEST: usize = 4096;
+    const LONGEST: usize = linux_raw_sys::ptrace::BPF_MAXINSNS as usize;
     // There are no more, or never were any.
     let is_end = |error: &io::Error| {
         let errno = error.raw_os_error();

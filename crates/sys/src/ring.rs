@@ -105,15 +105,6 @@ pub fn wait(ring: BorrowedFd<'_>, wanted: u32) -> io::Result<()> {
     enter_for(ring.as_raw_fd(), 0, wanted, GETEVENTS).map(drop)
 }
 
-/// As [`submit`], to a ring that this thread has registered under a number.
-///
-/// # Errors
-/// The call's errno.
-pub fn submit_by_number(number: u32, count: u32) -> io::Result<u32> {
-    const REGISTERED_RING: u32 = 1 << 4;
-    enter_for(number.cast_signed(), count, 0, REGISTERED_RING)
-}
-
 fn enter(ring: BorrowedFd<'_>, count: u32, flags: u32) -> io::Result<u32> {
     enter_for(ring.as_raw_fd(), count, 0, flags)
 }
@@ -187,37 +178,6 @@ pub fn register_eventfd(
         false => register::EVENTFD,
     };
     register_with(ring, operation, (&raw const number).cast(), 1)
-}
-
-/// Registers memory as buffers.
-///
-/// # Errors
-/// The call's errno.
-pub fn register_buffers(ring: BorrowedFd<'_>, buffers: &[&[AtomicU8]]) -> io::Result<()> {
-    const BUFFERS: u32 = 0;
-    let iovec = |buffer: &&[AtomicU8]| [buffer.as_ptr() as u64, buffer.len() as u64];
-    let iovecs = buffers.iter().map(iovec).collect::<Vec<_>>();
-    register_with(ring, BUFFERS, iovecs.as_ptr().cast(), iovecs.len() as u32)
-}
-
-/// Gives a ring a number for this thread.
-///
-/// # Errors
-/// The call's errno.
-pub fn register_number(ring: BorrowedFd<'_>, number: u32) -> io::Result<()> {
-    let fd = u64::from(ring.as_raw_fd().cast_unsigned());
-    let mut update = [u64::from(number), fd];
-    let pointer = update.as_mut_ptr();
-    register_with(ring, register::RING_FDS, pointer.cast(), 1)
-}
-
-/// Registers this thread's credentials, under a number that nobody asks for.
-///
-/// # Errors
-/// The call's errno.
-pub fn register_personality(ring: BorrowedFd<'_>) -> io::Result<()> {
-    const PERSONALITY: u32 = 9;
-    register_with(ring, PERSONALITY, ptr::null(), 0)
 }
 
 /// Limits the workers of a ring, bounded and unbounded.

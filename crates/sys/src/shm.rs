@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_segment_is_made_attached_and_removed() {
-        const IPC_PRIVATE: i32 = 0;
+        const IPC_PRIVATE: i32 = libc::IPC_PRIVATE;
         let id = create(IPC_PRIVATE, 5000, 0o640, None).expect("a segment");
         let attached = Attached::new(id).expect("attached");
         give(id, (1, 2), 0o600).expect("root may");

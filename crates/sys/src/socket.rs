@@ -68,7 +68,7 @@ pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
 /// # Errors
 /// The call's errno; `ESRCH` when the process is gone.
 pub fn peer(fd: impl AsFd) -> io::Result<OwnedFd> {
-    const SO_PEERPIDFD: i32 = 77;
+    const SO_PEERPIDFD: i32 = libc::SO_PEERPIDFD;
     match number(&fd, libc::SOL_SOCKET, SO_PEERPIDFD) {
         Ok(pidfd) => owned(pidfd),
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
@@ -381,7 +381,7 @@ pub fn count(fd: impl AsFd, what: Count) -> io::Result<i32> {
 /// # Errors
 /// The call's errno; `ENOENT` for a socket without a file.
 pub fn unix_file(fd: impl AsFd) -> io::Result<OwnedFd> {
-    const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
+    const SIOCUNIXFILE: libc::c_ulong = abi::kernel::SIOCUNIXFILE;
     // SAFETY: takes no memory; gives a new descriptor.
     owned(unsafe { libc::ioctl(raw(&fd), SIOCUNIXFILE, 0) })
 }

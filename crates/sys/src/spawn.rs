@@ -39,7 +39,7 @@ struct CloneArgs {
 /// `EEXIST` when the pid is taken; `EPERM` without CAP_CHECKPOINT_RESTORE; `EINVAL` for a pid
 /// above the namespace's limit.
 pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
-    const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+    const CLONE_CLEAR_SIGHAND: u64 = linux_raw_sys::general::CLONE_CLEAR_SIGHAND;
     crate::own::leave_rseq();
     let set_tid = [pid];
     let flags = if sibling {

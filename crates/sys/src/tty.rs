@@ -11,11 +11,11 @@ pub const ATTRIBUTES_BYTES: usize = 44;
 /// `struct termios2`: flags, line discipline, special characters, speeds.
 pub type Attributes = [u8; ATTRIBUTES_BYTES];
 
-const TCGETS2: libc::c_ulong = 0x802c_542a;
-const TCSETS2: libc::c_ulong = 0x402c_542b;
-const TIOCGDEV: libc::c_ulong = 0x8004_5432;
-const TIOCGPTN: libc::c_ulong = 0x8004_5430;
-const TIOCGLCKTRMIOS: libc::c_ulong = 0x5456;
+const TCGETS2: libc::c_ulong = libc::TCGETS2;
+const TCSETS2: libc::c_ulong = libc::TCSETS2;
+const TIOCGDEV: libc::c_ulong = libc::TIOCGDEV;
+const TIOCGPTN: libc::c_ulong = libc::TIOCGPTN;
+const TIOCGLCKTRMIOS: libc::c_ulong = libc::TIOCGLCKTRMIOS;
 
 /// The attributes of the terminal behind `fd`; of a master, those of its slave.
 ///

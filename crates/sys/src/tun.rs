@@ -250,7 +250,7 @@ pub fn network(fd: impl AsFd) -> io::Result<OwnedFd> {
 /// # Errors
 /// The call's errno.
 pub fn opened_in(fd: impl AsFd) -> io::Result<OwnedFd> {
-    const SIOCGSKNS: Ioctl = 0x894c;
+    const SIOCGSKNS: Ioctl = libc::SIOCGSKNS;
     namespace(fd.as_fd(), SIOCGSKNS)
 }
 

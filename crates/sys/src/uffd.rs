@@ -137,7 +137,8 @@ impl Uffd {
     /// # Errors
     /// As [`Self::create`].
     pub fn create_for_user_mode() -> io::Result<Self> {
-        const UFFD_USER_MODE_ONLY: libc::c_int = 1;
+        const UFFD_USER_MODE_ONLY: libc::c_int =
+            linux_raw_sys::general::UFFD_USER_MODE_ONLY as libc::c_int;
         Self::create_with(UFFD_USER_MODE_ONLY)
     }
 

@@ -5,7 +5,7 @@ const PAGE_BYTES: usize = 4096;
 /// The vDSO as it is mapped, in whole pages; no system call is made.
 #[must_use]
 pub fn own() -> Option<&'static [u8]> {
-    const PT_LOAD: u64 = 1;
+    const PT_LOAD: u64 = libc::PT_LOAD as u64;
     let (base, page) = first_page()?;
     let number = |at: usize, len: usize| number(page, at, len);
     let (headers, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
@@ -49,7 +49,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
 /// The build id (`NT_GNU_BUILD_ID`) in an ELF image that begins with `bytes`; elf(5).
 #[must_use]
 pub fn build_id(bytes: &[u8]) -> Option<Vec<u8>> {
-    const PT_NOTE: u64 = 4;
+    const PT_NOTE: u64 = libc::PT_NOTE as u64;
     const NT_GNU_BUILD_ID: u64 = 3;
     let number = |at: usize, len: usize| number(bytes, at, len);
     // Where a file for 32 or 64 bits has its program headers, and they their place and size.

@@ -42,7 +42,7 @@ pub fn look() -> io::Result<Seen> {
 
 /// Changes the vDSO of this process, tells of it and waits for its end.
 fn change(own: &[(Span, bool)], writer: &impl std::os::fd::AsFd) -> ! {
-    const ARCH_MAP_VDSO_32: libc::c_long = 0x2002;
+    const ARCH_MAP_VDSO_32: libc::c_long = abi::kernel::ARCH_MAP_VDSO_32 as libc::c_long;
     const PLACE: libc::c_long = 0x4000_0000;
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     for (span, _) in own {

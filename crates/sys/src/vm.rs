@@ -9,7 +9,7 @@ use libc::iovec;
 use crate::asked;
 
 /// How many remote pieces one call takes (`UIO_MAXIOV`).
-pub const PIECES_MAX: usize = 1024;
+pub const PIECES_MAX: usize = libc::UIO_MAXIOV as usize;
 
 fn local(buf: &mut [u8]) -> iovec {
     iovec {

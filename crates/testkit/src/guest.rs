@@ -6,8 +6,9 @@ use kvm_bindings::{kvm_segment, kvm_sregs};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::subject::Mapping;
-use sys::subject::guest::{code, lend};
+
+use crate::calls::Mapping;
+use crate::calls::guest::{code, lend};
 
 /// The serial port.
 const PORT: u16 = 0x3f8;

@@ -1,8 +1,8 @@
 //! Words of each task of a subject in memory that all of them share: its rounds, and what it found
 //! to be wrong.
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::subject::Mapping;
 
+use crate::calls::Mapping;
 use crate::subjects::{Control, Failure, Question, not_understood};
 use crate::wait;
 

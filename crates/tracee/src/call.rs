@@ -178,11 +178,11 @@ mod tests {
     const GETPID: u64 = 39;
     const GETPPID: u64 = 110;
     const ERESTARTSYS: i64 = -512;
-    const ERESTART_RESTARTBLOCK: i64 = -516;
+    const ERESTART_RESTARTBLOCK: i64 = abi::kernel::ERESTART_RESTARTBLOCK;
 
     /// A puppet that this thread traces and has stopped in a futex call.
-    fn stopped() -> sys::puppet::Puppet {
-        let puppet = sys::puppet::Puppet::start().expect("a puppet");
+    fn stopped() -> testkit::calls::puppet::Puppet {
+        let puppet = testkit::calls::puppet::Puppet::start().expect("a puppet");
         let pid = puppet.pid();
         let call = || std::fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it lives");
         // It waits for its owner: behind the instruction that it needs.

@@ -25,9 +25,9 @@ const SOCKET: u64 = 41;
 const CONNECT: u64 = 42;
 const RECVMSG: u64 = 47;
 const IOCTL: u64 = 16;
-const AF_UNIX: u64 = 1;
+const AF_UNIX: u64 = libc::AF_UNIX as u64;
 const STREAM_CLOEXEC: u64 = 0o2_000_001;
-const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
+const MSG_CMSG_CLOEXEC: u64 = libc::MSG_CMSG_CLOEXEC as u64;
 const USERFAULTFD_IOC_NEW: u64 = 0xaa00;
 
 /// Where the parts of the data are, in bytes: the socket's address, …

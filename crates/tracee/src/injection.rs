@@ -273,7 +273,7 @@ impl Injection {
         flags: u64,
     ) -> Result<io::Result<Addr>> {
         const PRIVATE_ANONYMOUS: u64 = 0x22;
-        const MAP_32BIT: u64 = 0x40;
+        const MAP_32BIT: u64 = libc::MAP_32BIT as u64;
         // All of its memory is below 4 GiB, where its own kind of calls reach, and where the kernel
         // does not look for room without being told.
         let low = match self.threads[0].saved.registers.is_32_bit() {
@@ -521,7 +521,7 @@ impl Drop for Injection {
     }
 }
 
-const MAP_FIXED: u64 = 0x10;
+const MAP_FIXED: u64 = libc::MAP_FIXED as u64;
 
 /// The blob's code, and what the area is.
 const CODE_BYTES: usize = 512;

@@ -7,10 +7,10 @@ use crate::handed::Handed;
 use crate::{Error, Injection, Result, Thread};
 
 const USERFAULTFD: u64 = 323;
-const O_NONBLOCK: u64 = 0o4000;
-const O_CLOEXEC: u64 = 0o2_000_000;
+const O_NONBLOCK: u64 = libc::O_NONBLOCK as u64;
+const O_CLOEXEC: u64 = libc::O_CLOEXEC as u64;
 /// `UFFD_USER_MODE_ONLY`: faults of the kernel on the process's behalf are not handed over.
-const USER_MODE_ONLY: u64 = 1;
+const USER_MODE_ONLY: u64 = linux_raw_sys::general::UFFD_USER_MODE_ONLY as u64;
 
 /// Creates a userfaultfd for the memory of a stopped process, with `features`, and brings it here:
 /// the process itself has to ask for it, and keeps nothing of it.

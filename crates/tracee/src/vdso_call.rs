@@ -25,7 +25,7 @@ use crate::{Error, Result, Thread, call};
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// The kernel's error for a write to a page that a userfaultfd protects.
-const EIO: i32 = 5;
+const EIO: i32 = libc::EIO;
 
 /// The course of a thread that was to run to the end of its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

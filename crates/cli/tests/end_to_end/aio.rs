@@ -16,7 +16,7 @@ macro_rules! needs_contexts {
         if stillframe().is_peer() {
             testkit::skip!("the peer does not look whether requests are under way");
         }
-        if let Err(error) = sys::subject::aio::Context::new(1).and_then(|context| context.end()) {
+        if let Err(error) = testkit::calls::aio::Context::new(1).and_then(|context| context.end()) {
             testkit::skip!("no asynchronous I/O is allowed: {error}");
         }
         if let Err(error) = sys::per_cpu::PerCpuMap::make() {

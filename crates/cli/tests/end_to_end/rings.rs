@@ -16,7 +16,7 @@ macro_rules! needs_rings {
         if stillframe().is_peer() {
             testkit::skip!("the peer saves no io_uring");
         }
-        if sys::subject::io_uring().is_err() {
+        if testkit::calls::io_uring().is_err() {
             testkit::skip!("no io_uring is allowed");
         }
         testkit::needs_kernel_memory!();

@@ -132,7 +132,7 @@ fn a_task_has_its_own_session_keyring_and_not_the_restorers() {
             keys::add(c"stillframe-restorers", secret, serial).expect("ours");
             stillframe.restore(&[]).must();
         };
-        keys::in_new_session(restore).expect("a keyring");
+        testkit::calls::in_new_session(restore).expect("a keyring");
         wait_until("both to read it", SOON, || {
             seen().starts_with("own - own - ")
         });
@@ -167,7 +167,7 @@ fn a_task_that_has_the_restorers_session_keyring_keeps_it() {
         tree::reap_orphans();
         target
     };
-    let target = keys::in_new_session(cycle).expect("a keyring");
+    let target = testkit::calls::in_new_session(cycle).expect("a keyring");
     let outcome = stillframe.restore(&[]).must_fail();
     outcome.names(&[
         "its session keyring was that of the dump",

@@ -47,7 +47,7 @@ pub(crate) struct Memory {
     pub extents: Vec<Extent>,
 }
 
-const MAP_DROPPABLE: u32 = 0x08;
+const MAP_DROPPABLE: u32 = linux_raw_sys::general::MAP_DROPPABLE;
 
 impl Spaces {
     /// Finds the private pages of a task, and the guard regions of its mappings.

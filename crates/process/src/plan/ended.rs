@@ -117,12 +117,15 @@ mod tests {
         there.end(&mut script);
         let text = script.to_string();
         assert_eq!(text.matches("clone3(").count(), 2, "{text}");
-        assert!(text.contains("wait4(9, NULL, __WALL"), "{text}");
+        assert!(
+            text.contains("wait4(pid=9, status=0, options=0x40000000"),
+            "{text}"
+        );
         assert_eq!(plan.ended, [(5, 7)]);
         let own = plan.scripts.iter().map(|one| one.script.to_string());
         let own = own.collect::<Vec<_>>();
         assert!(
-            own[0].contains("exit(0)") && own[1].contains("exit_group(0)"),
+            own[0].contains("exit(status=0)") && own[1].contains("exit_group(status=0)"),
             "{own:?}"
         );
         assert!(own[1].contains("getppid() = 5"), "{own:?}");

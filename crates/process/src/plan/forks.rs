@@ -170,7 +170,7 @@ fn of_node((index, node): (usize, &crate::records::Node)) -> Fork {
 }
 
 fn stand_in(pid: i32, parent: i32, session: Membership) -> Fork {
-    const SIGCHLD: i32 = 17;
+    const SIGCHLD: i32 = libc::SIGCHLD;
     Fork {
         kind: Kind::StandIn,
         pid,

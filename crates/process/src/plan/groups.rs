@@ -158,7 +158,7 @@ mod tests {
         let first = plan.descriptions;
         let own = joins(100);
         assert!(
-            own.len() == 1 && own[0].starts_with(&format!("write(pool[{first}], ")),
+            own.len() == 1 && own[0].starts_with(&format!("write(fd=pool[{first}], ")),
             "{own:?}"
         );
         assert!(joins(101).is_empty(), "it is moved from outside");

@@ -241,7 +241,7 @@ impl Table {
 
     /// Has what was opened as `number` get all its numbers.
     fn place(&mut self, number: i32, wanted: &[&Descriptor], script: &mut Script) {
-        const F_SETFD: u32 = 2;
+        const F_SETFD: u32 = linux_raw_sys::general::F_SETFD;
         self.0.insert(number);
         let mut keeps = false;
         for descriptor in wanted {
@@ -264,7 +264,7 @@ impl Table {
 
 /// Has `from` get a number that the task wants.
 pub(super) fn duplicate(from: Arg, wanted: &Descriptor, script: &mut Script) {
-    const O_CLOEXEC: u32 = 0o2_000_000;
+    const O_CLOEXEC: u32 = linux_raw_sys::general::O_CLOEXEC;
     let flags = if wanted.close_on_exec { O_CLOEXEC } else { 0 };
     script.expect(
         Sysno::dup3,
@@ -330,10 +330,11 @@ mod tests {
             script.to_string()
         };
         let (root, child) = (script(0), script(1));
-        let places = ["userfaultfd(0", "futex(", "await(", "close(1)"];
+        let places = ["userfaultfd(flags=0", "futex(", "await(", "close(fd=1)"];
         let places = places.map(|what| child.find(what).unwrap_or_else(|| panic!("{child}")));
         assert!(places.is_sorted(), "{child}");
-        let number = root.contains("pidfd_open(102, 0)") && root.contains(", 1, 0)");
+        let number =
+            root.contains("pidfd_open(pid=102, flags=0)") && root.contains(", fd=1, flags=0)");
         assert!(number && root.contains("pidfd_getfd("), "{root}");
     }
 
@@ -381,7 +382,12 @@ mod tests {
     #[test]
     fn what_others_need_is_opened_before() {
         let text = group(3).expect("it can be planned");
-        let places = ["-1, -1, 0) = 0", "dup3(0, 7", "-1, 7, 0) = 0", "dup3(0, 5"];
+        let places = [
+            "cpu=-1, group=-1, flags=0) = 0",
+            "dup3(old=0, new=7",
+            "group=7, flags=0) = 0",
+            "dup3(old=0, new=5",
+        ];
         let places = places.map(|what| text.find(what).unwrap_or_else(|| panic!("{text}")));
         assert!(places.is_sorted(), "{text}");
         for id in [0, 2, 99] {
@@ -404,7 +410,7 @@ mod tests {
         assert_eq!(table.close(3, &mut script), 3);
         table.place(3, &[&low, &high], &mut script);
         let text = script.to_string();
-        assert!(text.contains("dup3(3, 9, O_CLOEXEC)"), "{text}");
+        assert!(text.contains("dup3(old=3, new=9, flags=CLOEXEC)"), "{text}");
         assert_eq!(text.matches("close(").count(), 1, "{text}");
         // A lower number than its own is not kept.
         let mut script = Script::default();
@@ -413,7 +419,7 @@ mod tests {
         table.place(number, &[&low], &mut script);
         let text = script.to_string();
         assert!(
-            text.contains("dup3(1, 3, 0)") && text.contains("close(1)"),
+            text.contains("dup3(old=1, new=3, flags=0)") && text.contains("close(fd=1)"),
             "{text}"
         );
         assert_eq!(table.0, [0, 2, 3, 9].into());

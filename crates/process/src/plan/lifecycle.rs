@@ -8,12 +8,12 @@ use crate::records::Node;
 use super::forks::{Fork, Kind, Membership};
 use super::scripts::word;
 
-const PR_SET_PDEATHSIG: u32 = 1;
-const SIGKILL: u32 = 9;
-const SIGCHLD: i32 = 17;
-const P_PID: u32 = 1;
-const WEXITED: u32 = 4;
-const WNOWAIT: u32 = 0x0100_0000;
+const PR_SET_PDEATHSIG: u32 = linux_raw_sys::prctl::PR_SET_PDEATHSIG;
+const SIGKILL: u32 = linux_raw_sys::general::SIGKILL;
+const SIGCHLD: i32 = libc::SIGCHLD;
+const P_PID: u32 = libc::P_PID;
+const WEXITED: u32 = linux_raw_sys::general::WEXITED;
+const WNOWAIT: u32 = linux_raw_sys::general::WNOWAIT;
 const WALL: u32 = 0x4000_0000;
 
 /// `clone_args` for a new task or thread with number `id`, and its size.
@@ -34,7 +34,7 @@ pub(super) fn clone_args(script: &mut Script, id: i32, flags: u64, signal: i32) 
 
 /// Makes a child, or a sibling, with further `flags`.
 pub(super) fn fork(script: &mut Script, (child, flags): (&Fork, u64), sibling: bool, id: ScriptId) {
-    const CLONE_PARENT: u64 = 0x8000;
+    const CLONE_PARENT: u64 = libc::CLONE_PARENT as u64;
     let (flags, signal) = if sibling {
         (flags | CLONE_PARENT, 0)
     } else {
@@ -89,8 +89,8 @@ pub(super) fn identify(script: &mut Script, node: &Node) {
 pub(super) fn end(script: &mut Script, pid: i32, status: i32) {
     let signal = status & 0x7f;
     if signal != 0 {
-        const PR_SET_DUMPABLE: u32 = 4;
-        const SIG_UNBLOCK: u32 = 1;
+        const PR_SET_DUMPABLE: u32 = linux_raw_sys::prctl::PR_SET_DUMPABLE;
+        const SIG_UNBLOCK: u32 = linux_raw_sys::general::SIG_UNBLOCK;
         // No core dump: a limit of 0 does not keep it from a program that takes core dumps.
         script.call(Sysno::prctl, [PR_SET_DUMPABLE.into(), 0u32.into()]);
         let mask = script.bytes(&(1u64 << (signal - 1)).to_le_bytes());
@@ -104,7 +104,7 @@ pub(super) fn end(script: &mut Script, pid: i32, status: i32) {
 /// Makes a userfaultfd, which the restorer fetches, and waits until it has filled the pages.
 /// The descriptor is closed with all others that the task shall not have.
 pub(super) fn ask_to_be_filled(script: &mut Script, ready: WordId, filled: WordId) -> StepAt {
-    const O_CLOEXEC: u32 = 0o2_000_000;
+    const O_CLOEXEC: u32 = linux_raw_sys::general::O_CLOEXEC;
     let step = script.call(Sysno::userfaultfd, [O_CLOEXEC.into()]);
     script.post(ready);
     script.wait(filled, 1);

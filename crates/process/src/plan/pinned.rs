@@ -23,7 +23,7 @@ pub(super) fn is_needed(saved: &Saved<'_>, task: &SavedTask<'_>) -> bool {
 /// Refuses a description, of which a task has descriptor `fd`, that needs what cannot be
 /// registered.
 pub(super) fn check(task: &SavedTask<'_>, fd: i32, description: &dyn Description) -> Result<()> {
-    const PROT_WRITE: u32 = 2;
+    const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
     let mut buffers = io_uring::buffers(description).peekable();
     if buffers.peek().is_none() {
         return Ok(());

@@ -27,8 +27,8 @@ use crate::{Error, Result};
 
 /// How many descriptors a restorer has besides those that it opens for the tree.
 const OWN: u64 = 24;
-const O_CLOEXEC: u32 = 0o2_000_000;
-const F_SETFD: u32 = 2;
+const O_CLOEXEC: u32 = linux_raw_sys::general::O_CLOEXEC;
+const F_SETFD: u32 = linux_raw_sys::general::F_SETFD;
 
 /// The order in which a restorer opens descriptions: by number, but both ends of a pipe at once
 /// where there are `portions`, so that few pipes have an end that waits for its own description.
@@ -400,16 +400,16 @@ mod tests {
         };
         fetch(&saved.tasks[0], &plan, &mut script);
         insta::assert_snapshot!(script.to_string(), @r"
-        dup3(pool[20], 2, O_CLOEXEC) = ?
-        close_range(0, 1, 0)
-        close_range(3, 4294967295, 0)
-        pidfd_getfd(2, pool[8], 0) = 0
-        fcntl(0, F_SETFD, 0)
-        pidfd_getfd(2, pool[9], 0) = 1
-        pidfd_getfd(2, pool[7], 0) = 3
-        fcntl(3, F_SETFD, 0)
-        dup3(0, 5, O_CLOEXEC) = 5
-        close(2)
+        dup3(old=pool[20], new=2, flags=CLOEXEC) = ?
+        close_range(first=0, last=1, flags=0)
+        close_range(first=3, last=4294967295, flags=0)
+        pidfd_getfd(pidfd=2, fd=pool[8], flags=0) = 0
+        fcntl(fd=0, F_SETFD, flags=0)
+        pidfd_getfd(pidfd=2, fd=pool[9], flags=0) = 1
+        pidfd_getfd(pidfd=2, fd=pool[7], flags=0) = 3
+        fcntl(fd=3, F_SETFD, flags=0)
+        dup3(old=0, new=5, flags=CLOEXEC) = 5
+        close(fd=2)
         ");
     }
 

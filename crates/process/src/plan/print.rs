@@ -184,27 +184,28 @@ mod tests {
           pool[4] decoded, pages of the image
 
         script[2] zombie 103 (gone)
-          prctl(PR_SET_PDEATHSIG, SIGKILL)
+          prctl(PR_SET_PDEATHSIG, signal=KILL)
           getppid() = 100  # the parent lives
-          prctl(PR_SET_NAME, "gone")
-          futex(&FORKED, FUTEX_WAKE_OP, INT_MAX, 0, &FORKED, FUTEX_OP_ADD<<28|1<<12)
+          prctl(PR_SET_NAME, name="gone")
+          futex(addr=&FORKED, FUTEX_WAKE_OP, count=2147483647, count2=0, addr2=&FORKED, op=0x10001000)
           await(&FORKED >= 3)
-          setpgid(0, 100)
-          futex(&GROUPED, FUTEX_WAKE_OP, INT_MAX, 0, &GROUPED, FUTEX_OP_ADD<<28|1<<12)
+          setpgid(pid=0, group=100)
+          futex(addr=&GROUPED, FUTEX_WAKE_OP, count=2147483647, count2=0, addr2=&GROUPED, op=0x10001000)
           await(&GROUPED >= 3)
-          prctl(PR_SET_DUMPABLE, 0)
-          rt_sigprocmask(SIG_UNBLOCK, [KILL], NULL, 8)
-          kill(103, SIGKILL)
-          exit_group(0)
+          prctl(PR_SET_DUMPABLE, value=0)
+          rt_sigprocmask(how=1, set=[KILL], old=0, set_size=8)
+          kill(pid=103, signal=KILL)
+          exit_group(status=0)
         "#);
         let root = scripts[0].lines().map(str::trim).collect::<Vec<_>>();
         for line in [
             "script[0] task 100 (t100)",
-            "munmap(NULL, AREA)",
-            "clone3({flags=0, exit_signal=SIGCHLD, set_tid=[102]}, 88) -> script[1]  # task 102",
-            "madvise(0x700000, 16384, MADV_HUGEPAGE)",
-            "fchdir(pool[1]</srv>)  # working directory",
-            "dup3(pool[3]<eventfd count=3>, 5, O_CLOEXEC) = 5",
+            "munmap(addr=0, len=AREA)",
+            "clone3(args={flags=0, exit_signal=CHILD, set_tid=102}, size=88) -> script[1]  \
+             # task 102",
+            "madvise(addr=0x700000, len=16384, advice=14)",
+            "fchdir(fd=pool[1]</srv>)  # working directory",
+            "dup3(old=pool[3]<eventfd count=3>, new=5, flags=CLOEXEC) = 5",
             "await(&GO >= 1)",
         ] {
             assert!(root.contains(&line), "{line}: {text}");

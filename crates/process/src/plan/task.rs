@@ -553,7 +553,7 @@ impl<'a> Tasks<'a> {
     }
 
     fn zombie(&self, id: ForkId, index: usize) -> Script {
-        const PR_SET_NAME: u32 = 15;
+        const PR_SET_NAME: u32 = linux_raw_sys::prctl::PR_SET_NAME;
         let fork = &self.forks[id];
         let node = &self.saved.tasks[index].node;
         let mut script = Script::default();

@@ -114,9 +114,9 @@ struct Making<'a, 'b> {
 
 impl Making<'_, '_> {
     fn make(&mut self, requests: u32) -> Result<()> {
-        const MAP_PRIVATE: u64 = 0x02;
-        const MAP_ANONYMOUS: u64 = 0x20;
-        const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
+        const MAP_PRIVATE: u64 = libc::MAP_PRIVATE as u64;
+        const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS as u64;
+        const MAP_FIXED_NOREPLACE: u64 = libc::MAP_FIXED_NOREPLACE as u64;
         const MREMAP_MAYMOVE_FIXED: u64 = 3;
         let (start, bytes) = (self.ring.start, self.ring.span().bytes());
         let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
@@ -221,7 +221,7 @@ impl Making<'_, '_> {
 
     /// Submits up to `count` requests; gives how many there was room for.
     fn submit(&mut self, made: u64, count: u32) -> Result<u32> {
-        const EAGAIN: i64 = -11;
+        const EAGAIN: i64 = -(libc::EAGAIN as i64);
         let pointers = self.ring.start + REQUEST_BYTES;
         let args = [made, count.into(), pointers, 0, 0, 0];
         let done = self

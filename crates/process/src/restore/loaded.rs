@@ -21,7 +21,7 @@ use crate::plan::{Outside, Staying, word};
 use crate::text::describe_status;
 use crate::{Error, Result};
 
-const EEXIST: i32 = 17;
+const EEXIST: i32 = libc::EEXIST;
 /// How long a wait lasts before it is looked at whether all tasks still live.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a thread that ends may take for it.

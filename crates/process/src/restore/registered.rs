@@ -165,8 +165,8 @@ impl Registering<'_, '_> {
 
     /// Has the task give up what is there and was not: what was brought in with other pages.
     fn take_out(&self, present: &Spans, threads: &mut Threads<'_>) -> Result<()> {
-        const MADV_DONTNEED: u64 = 4;
-        const MADV_DONTNEED_LOCKED: u64 = 24;
+        const MADV_DONTNEED: u64 = libc::MADV_DONTNEED as u64;
+        const MADV_DONTNEED_LOCKED: u64 = libc::MADV_DONTNEED_LOCKED as u64;
         if !self.matters() {
             return Ok(());
         }

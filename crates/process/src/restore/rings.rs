@@ -72,10 +72,10 @@ impl<'a> Threads<'a> {
     /// Maps a ring where it was. The kernel chooses the address of a ring, and lets nobody say one,
     /// nor move it: so for that moment, all other room for it is taken.
     fn map_at(&mut self, task: &SavedTask<'_>, ring: &Mapping) -> Result<()> {
-        const MAP_PRIVATE: u64 = 0x02;
-        const MAP_ANONYMOUS: u64 = 0x20;
-        const MAP_NORESERVE: u64 = 0x4000;
-        const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
+        const MAP_PRIVATE: u64 = libc::MAP_PRIVATE as u64;
+        const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS as u64;
+        const MAP_NORESERVE: u64 = libc::MAP_NORESERVE as u64;
+        const MAP_FIXED_NOREPLACE: u64 = libc::MAP_FIXED_NOREPLACE as u64;
         let pid = task.node.pid;
         let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
         let fd = ring.file.and_then(|id| self.number(pid, DescriptionId(id)));

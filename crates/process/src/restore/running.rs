@@ -129,7 +129,7 @@ impl<'a> Running<'a> {
 
     /// Has a thread get `signal` when its parent ends; 0 for none.
     fn tell(&self, tid: i32, signal: u64) -> Result<()> {
-        const PR_SET_PDEATHSIG: u64 = 1;
+        const PR_SET_PDEATHSIG: u64 = libc::PR_SET_PDEATHSIG as u64;
         let call = Call {
             at: self.syscall(),
             number: Sysno::prctl as u64,

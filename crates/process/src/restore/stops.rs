@@ -16,11 +16,11 @@ use crate::records::{Saved, SavedTask, State};
 use crate::text::describe_status;
 use crate::{Error, Result};
 
-const SIGCHLD: i32 = 17;
-const SIGCONT: i32 = 18;
-const SIGTSTP: i32 = 20;
-const SIGTTIN: i32 = 21;
-const SIGTTOU: i32 = 22;
+const SIGCHLD: i32 = libc::SIGCHLD;
+const SIGCONT: i32 = libc::SIGCONT;
+const SIGTSTP: i32 = libc::SIGTSTP;
+const SIGTTIN: i32 = libc::SIGTTIN;
+const SIGTTOU: i32 = libc::SIGTTOU;
 
 /// Those parents of stopped or continued tasks who have to be told of it.
 pub(super) struct Untold(HashSet<i32>);
@@ -51,9 +51,9 @@ impl Untold {
         scratch: Addr,
         write: impl Fn(Addr, &[u8]),
     ) -> Result<()> {
-        const P_PID: u64 = 1;
-        const WNOHANG: u64 = 1;
-        const WSTOPPED: u64 = 2;
+        const P_PID: u64 = libc::P_PID as u64;
+        const WNOHANG: u64 = libc::WNOHANG as u64;
+        const WSTOPPED: u64 = libc::WSTOPPED as u64;
         let pid = parent.node.pid;
         let asked = parent.living()[0].tid;
         let children = saved.tasks.iter().filter(|task| task.node.parent == pid);

@@ -23,7 +23,7 @@ const FRAME_BYTES: usize = 440;
 const STACK_AT: usize = 168;
 const CODE_AT: usize = 192;
 const AREA_AT: usize = 232;
-const CODE_64: u16 = 0x33;
+const CODE_64: u16 = sys::arch::CODE_64 as u16;
 /// The same of 32-bit code, from the beginning of its `struct sigcontext_32`; a state as FSAVE lays
 /// it out stands there, before the area.
 const STACK_AT_32: usize = 28;
@@ -32,7 +32,7 @@ const AREA_AT_32: usize = 76;
 const FSAVE_BYTES: usize = 112;
 /// How far before the area the context is looked for.
 const REACH_BYTES_32: usize = 512;
-const CODE_32: u16 = 0x23;
+const CODE_32: u16 = sys::arch::CODE_32 as u16;
 
 /// What the kernel has marked an area with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

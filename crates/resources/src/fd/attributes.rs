@@ -56,9 +56,9 @@ impl Owner {
     }
 }
 
-const F_SETFL: i32 = 4;
-const F_SETSIG: i32 = 10;
-const F_SETOWN_EX: i32 = 15;
+const F_SETFL: i32 = libc::F_SETFL;
+const F_SETSIG: i32 = linux_raw_sys::general::F_SETSIG as i32;
+const F_SETOWN_EX: i32 = linux_raw_sys::general::F_SETOWN_EX as i32;
 
 /// The payload for `open`; `None` when there is nothing to say.
 ///

@@ -103,7 +103,7 @@ struct Watch {
 
 /// The size of `struct epoll_event` on this architecture, in bytes.
 const EVENT_BYTES: u32 = 12;
-const EPOLL_CTL_ADD: i32 = 1;
+const EPOLL_CTL_ADD: i32 = libc::EPOLL_CTL_ADD;
 
 /// A line of fdinfo.
 struct Line {

@@ -18,7 +18,7 @@ use crate::script::{Answers, Arg, DataAt, Script};
 use crate::{Error, Result};
 
 const LINK: &[u8] = b"anon_inode:[eventfd]";
-const F_SETFL: u32 = 4;
+const F_SETFL: u32 = linux_raw_sys::general::F_SETFL;
 /// The line of fdinfo that tells whether it is a semaphore, since Linux 6.5.
 const SEMAPHORE: &str = "eventfd-semaphore";
 

@@ -69,7 +69,7 @@ const INODE: u32 = 0;
 const MOUNT: u32 = 0x10;
 const FILE_SYSTEM: u32 = 0x100;
 /// `FAN_MARK_IGNORED_MASK`, and with `FAN_MARK_IGNORE` the newer way to say so.
-const IGNORED_MASK: u32 = 0x20;
+const IGNORED_MASK: u32 = libc::FAN_MARK_IGNORED_MASK;
 const SURVIVES: u32 = 0x40;
 const EVICTABLE: u32 = 0x200;
 const IGNORE: u32 = 0x400;
@@ -341,7 +341,7 @@ mod tests {
     const ON_DIRECTORIES: u64 = 0x4000_0000;
     const ON_CHILDREN: u64 = 0x0800_0000;
     /// `FAN_REPORT_DFID_NAME`
-    const WITH_NAMES: u32 = 0xc00;
+    const WITH_NAMES: u32 = libc::FAN_REPORT_DFID_NAME;
     const NONBLOCK: u32 = 2;
 
     fn mark(own: &OwnedFd, flags: u32, mask: u64, path: &Path) {

@@ -64,10 +64,10 @@ struct ProcessLocks {
     locks: Vec<Lock>,
 }
 
-const F_SETLK: i32 = 6;
-const F_OFD_SETLK: i32 = 37;
-const F_RDLCK: u16 = 0;
-const F_WRLCK: u16 = 1;
+const F_SETLK: i32 = libc::F_SETLK;
+const F_OFD_SETLK: i32 = libc::F_OFD_SETLK;
+const F_RDLCK: u16 = libc::F_RDLCK as u16;
+const F_WRLCK: u16 = libc::F_WRLCK as u16;
 
 /// Reads the value of a line "lock: 1: FLOCK  ADVISORY  WRITE 35 fe:00:11 0 EOF" of fdinfo; of a
 /// lease, "LEASE  ACTIVE  READ 35 …". `None` for a delegation, and for a lease that is just broken.
@@ -277,10 +277,10 @@ impl Lock {
     /// Adds the call by which the process that took a description's own lock takes it again, if it
     /// has to. The description is open as `fd`.
     pub(super) fn take_in_task(&self, fd: impl Into<Arg>, script: &mut Script) {
-        const LOCK_SH: u32 = 1;
-        const LOCK_EX: u32 = 2;
-        const LOCK_NB: u32 = 4;
-        const F_SETLEASE: u32 = 1024;
+        const LOCK_SH: u32 = linux_raw_sys::general::LOCK_SH;
+        const LOCK_EX: u32 = linux_raw_sys::general::LOCK_EX;
+        const LOCK_NB: u32 = linux_raw_sys::general::LOCK_NB;
+        const F_SETLEASE: u32 = linux_raw_sys::general::F_SETLEASE;
         match self.style() {
             Style::Flock => {
                 let how = if self.write { LOCK_EX } else { LOCK_SH };
@@ -412,8 +412,8 @@ mod tests {
         let mut script = Script::default();
         let payload = prost::Message::encode_to_vec(&payload);
         in_process(&payload, &mut script).expect("sound");
-        let lock = "{l_type=F_WRLCK, l_whence=SEEK_SET, l_start=1, l_len=2}";
-        let want = format!("fcntl(5, F_SETLK, {lock})  # lock fd 5\n");
+        let lock = "{type=1, whence=0, start=1, len=2}";
+        let want = format!("fcntl(fd=5, F_SETLK, lock={lock})  # lock fd 5\n");
         assert_eq!(script.to_string(), want);
     }
 }

@@ -167,7 +167,7 @@ impl Kind for Namespace {
     }
 
     fn open_in_task(record: &Record, number: i32, _needed: Option<i32>, script: &mut Script) {
-        const AT_FDCWD: i32 = -100;
+        const AT_FDCWD: i32 = libc::AT_FDCWD;
         let flags = status::opening(record.flags);
         let at = script.string(format!("/proc/self/ns/{}", record.kind).as_bytes());
         let args = [AT_FDCWD.into(), at.into(), flags.bits().into()];

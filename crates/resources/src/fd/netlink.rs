@@ -11,12 +11,12 @@ use super::socket::{self, Nature, hidden};
 use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
 
-const AF_NETLINK: i32 = 16;
-const SOCK_RAW: i32 = 3;
-const SOCK_DGRAM: i32 = 2;
-const SOL_NETLINK: i32 = 270;
-const NETLINK_ADD_MEMBERSHIP: i32 = 1;
-const NETLINK_LIST_MEMBERSHIPS: i32 = 9;
+const AF_NETLINK: i32 = libc::AF_NETLINK;
+const SOCK_RAW: i32 = libc::SOCK_RAW;
+const SOCK_DGRAM: i32 = libc::SOCK_DGRAM;
+const SOL_NETLINK: i32 = libc::SOL_NETLINK;
+const NETLINK_ADD_MEMBERSHIP: i32 = libc::NETLINK_ADD_MEMBERSHIP;
+const NETLINK_LIST_MEMBERSHIPS: i32 = libc::NETLINK_LIST_MEMBERSHIPS;
 /// More groups than any protocol has, as a bit map.
 const GROUPS_BYTES: usize = 512;
 /// The size of `sockaddr_nl`.

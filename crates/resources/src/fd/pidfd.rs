@@ -43,7 +43,7 @@ pub struct Record {
 /// How the link of one begins that is a file of pidfs.
 const LINK: &[u8] = b"pidfd:[";
 /// `PID_FS_MAGIC` of statfs(2).
-const PIDFS: i64 = 0x5049_4446;
+const PIDFS: i64 = linux_raw_sys::general::PID_FS_MAGIC as i64;
 /// The bit of a wait status for a core file.
 const CORE: i32 = 0x80;
 /// The access mode of every pidfd.
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn one_of_nobody_survives() {
         let mut world = World::default();
-        let at = world.add(sys::fork::pidfd_of_nobody().expect("a pidfd"));
+        let at = world.add(testkit::calls::pidfd_of_nobody().expect("a pidfd"));
         world.cycle();
         assert_eq!(world.describe(at), "pidfd of=nobody flags=0o0");
     }

@@ -38,7 +38,7 @@ pub(super) struct Trigger {
 }
 
 /// `PROC_SUPER_MAGIC` and `CGROUP2_SUPER_MAGIC` of statfs(2).
-const PROC: i64 = 0x9fa0;
+const PROC: i64 = libc::PROC_SUPER_MAGIC;
 const CGROUP2: i64 = 0x6367_7270;
 const NS_PER_US: u64 = 1000;
 

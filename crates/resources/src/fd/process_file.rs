@@ -111,7 +111,7 @@ impl Kind for ProcessFile {
     }
 
     fn open_in_task(record: &Record, number: i32, _needed: Option<i32>, script: &mut Script) {
-        const AT_FDCWD: i32 = -100;
+        const AT_FDCWD: i32 = libc::AT_FDCWD;
         let (flags, pos) = (status::opening(record.flags), record.pos);
         let at = script.string(&record.path);
         let args = [AT_FDCWD.into(), at.into(), flags.bits().into()];
@@ -173,7 +173,7 @@ mod tests {
         ProcessFile::open_in_task(&record, 5, None, &mut script);
         let text = script.to_string();
         assert!(
-            text.contains("\"/proc/7/maps\"") && text.contains("lseek(5, 99"),
+            text.contains("\"/proc/7/maps\"") && text.contains("lseek(fd=5, offset=99"),
             "{text}"
         );
     }

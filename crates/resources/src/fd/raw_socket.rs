@@ -14,10 +14,10 @@ use super::socket::{self, Nature, hidden, inet};
 use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
 
-const SOCK_DGRAM: i32 = 2;
-const SOCK_RAW: i32 = 3;
-const IPPROTO_ICMP: i32 = 1;
-const IPPROTO_ICMPV6: i32 = 58;
+const SOCK_DGRAM: i32 = libc::SOCK_DGRAM;
+const SOCK_RAW: i32 = libc::SOCK_RAW;
+const IPPROTO_ICMP: i32 = libc::IPPROTO_ICMP;
+const IPPROTO_ICMPV6: i32 = libc::IPPROTO_ICMPV6;
 
 /// Where a `sockaddr_in6` has the interface of a link-local address.
 const SCOPE: std::ops::Range<usize> = 24..28;

@@ -272,7 +272,7 @@ mod tests {
             refused.contains("would break its lease for writing"),
             "{refused}"
         );
-        let kind = sys::fcntl::leased(world.get(at).as_fd()).expect("asked");
+        let kind = testkit::calls::leased(world.get(at).as_fd()).expect("asked");
         assert_eq!(kind, 1, "F_WRLCK");
     }
 

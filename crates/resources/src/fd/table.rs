@@ -48,7 +48,7 @@ impl WhetherClosed {
 
     /// Asks a task about one of its descriptors; none where the kernel has told.
     pub fn ask(row: &Row, script: &mut Script) -> Option<Self> {
-        const F_GETFD: u32 = 1;
+        const F_GETFD: u32 = linux_raw_sys::general::F_GETFD;
         let asks = || script.call(Sysno::fcntl, [row.fd.into(), F_GETFD.into()]);
         Self::is_unknown(row).then(asks).map(Self)
     }

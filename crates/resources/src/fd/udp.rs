@@ -28,14 +28,14 @@ use super::socket::{self, Nature, inet, packet, peek};
 use super::{DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Error, Result};
 
-const SOCK_DGRAM: i32 = 2;
-const IPPROTO_UDP: i32 = 17;
-const IPPROTO_UDPLITE: i32 = 136;
-const SOL_SOCKET: i32 = 1;
-const SO_REUSEPORT: i32 = 15;
-const UDP_CORK: i32 = 1;
-const SHUT_RD: i32 = 0;
-const SHUT_WR: i32 = 1;
+const SOCK_DGRAM: i32 = libc::SOCK_DGRAM;
+const IPPROTO_UDP: i32 = libc::IPPROTO_UDP;
+const IPPROTO_UDPLITE: i32 = libc::IPPROTO_UDPLITE;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_REUSEPORT: i32 = libc::SO_REUSEPORT;
+const UDP_CORK: i32 = libc::UDP_CORK;
+const SHUT_RD: i32 = libc::SHUT_RD;
+const SHUT_WR: i32 = libc::SHUT_WR;
 const RCV_SHUTDOWN: u8 = 1;
 const SEND_SHUTDOWN: u8 = 2;
 
@@ -276,7 +276,7 @@ fn refuse_queued(open: &Open<'_>, options: &Options) -> std::io::Result<Result<(
 
 /// The error that the next call would be told of; nobody is from then on.
 fn take_error(own: BorrowedFd<'_>) -> std::io::Result<Option<Errno>> {
-    const SO_ERROR: i32 = 4;
+    const SO_ERROR: i32 = libc::SO_ERROR;
     let error = sys::socket::number(own, SOL_SOCKET, SO_ERROR)?;
     Ok((error != 0).then(|| Errno::from_raw_os_error(error)))
 }

@@ -50,7 +50,7 @@ pub struct Record {
 
 const KNOWN: OFlags = OFlags::NONBLOCK;
 /// `UFFD_USER_MODE_ONLY`.
-const USER_MODE_ONLY: u32 = 1;
+const USER_MODE_ONLY: u32 = linux_raw_sys::general::UFFD_USER_MODE_ONLY;
 /// How the kernel notes that the conversation was opened.
 const INITIALIZED: u32 = 1 << 31;
 

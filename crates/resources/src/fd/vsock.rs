@@ -22,12 +22,12 @@ use super::socket::{self, Nature};
 use super::{DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Allow, Error, Result};
 
-const AF_VSOCK: i32 = 40;
-const SOCK_STREAM: i32 = 1;
-const SOCK_SEQPACKET: i32 = 5;
-const SOL_SOCKET: i32 = 1;
-const SO_ACCEPTCONN: i32 = 30;
-const SOMAXCONN: i32 = 4096;
+const AF_VSOCK: i32 = libc::AF_VSOCK;
+const SOCK_STREAM: i32 = libc::SOCK_STREAM;
+const SOCK_SEQPACKET: i32 = libc::SOCK_SEQPACKET;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_ACCEPTCONN: i32 = libc::SO_ACCEPTCONN;
+const SOMAXCONN: i32 = libc::SOMAXCONN;
 /// `VMADDR_CID_ANY` and `VMADDR_PORT_ANY`
 const ANY: u32 = u32::MAX;
 /// The size of `sockaddr_vm`.

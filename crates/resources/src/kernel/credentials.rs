@@ -553,6 +553,6 @@ mod tests {
             assert_eq!(reader.contents(third).expect("contents"), vec![3; 301]);
             reader.keys_in(seen.session, 3).expect_err("too many");
         };
-        keys::in_new_session(look).expect("a keyring");
+        testkit::calls::in_new_session(look).expect("a keyring");
     }
 }

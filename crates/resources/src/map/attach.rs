@@ -9,9 +9,9 @@ use super::room::free;
 use crate::script::Script;
 use crate::{Error, Result};
 
-const PROT_READ: u32 = 1;
-const PROT_WRITE: u32 = 2;
-const PROT_EXEC: u32 = 4;
+const PROT_READ: u32 = linux_raw_sys::general::PROT_READ;
+const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
+const PROT_EXEC: u32 = linux_raw_sys::general::PROT_EXEC;
 
 /// Attaches it where the mapping is, with its protection. Of a part, all is attached elsewhere, the
 /// part moved and the rest given up; `taken`: where nothing else may be. Gives that other place.
@@ -50,9 +50,9 @@ pub(super) fn attach(
 
 /// Has all of it attached; gives the protection that it has.
 fn call(segment: Segment, at: Addr, prot: u32, script: &mut Script) -> u32 {
-    const SHM_RDONLY: u32 = 0o10000;
-    const SHM_REMAP: u32 = 0o40000;
-    const SHM_EXEC: u32 = 0o100_000;
+    const SHM_RDONLY: u32 = libc::SHM_RDONLY as u32;
+    const SHM_REMAP: u32 = libc::SHM_REMAP as u32;
+    const SHM_EXEC: u32 = libc::SHM_EXEC as u32;
     let mut flags = SHM_REMAP;
     let mut given = PROT_READ;
     if segment.read_only {
@@ -90,8 +90,8 @@ fn elsewhere(
 
 /// Moves a part of what is at `place` to where the mapping is, and gives the rest up.
 fn move_part(place: Span, map: &Mapping, script: &mut Script) {
-    const MREMAP_MAYMOVE: u32 = 1;
-    const MREMAP_FIXED: u32 = 2;
+    const MREMAP_MAYMOVE: u32 = linux_raw_sys::general::MREMAP_MAYMOVE;
+    const MREMAP_FIXED: u32 = linux_raw_sys::general::MREMAP_FIXED;
     let part = Span::new(place.start.plus(map.offset), map.span().bytes());
     let flags = MREMAP_MAYMOVE | MREMAP_FIXED;
     let args = [

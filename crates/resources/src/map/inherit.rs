@@ -10,9 +10,9 @@ use super::vdso::Way;
 use crate::Result;
 use crate::script::Script;
 
-const MADV_DONTNEED: u32 = 4;
-const MADV_DONTFORK: u32 = 10;
-const MADV_WIPEONFORK: u32 = 18;
+const MADV_DONTNEED: u32 = linux_raw_sys::general::MADV_DONTNEED;
+const MADV_DONTFORK: u32 = linux_raw_sys::general::MADV_DONTFORK;
+const MADV_WIPEONFORK: u32 = linux_raw_sys::general::MADV_WIPEONFORK;
 
 /// Up to this length, stretches that are read anew are not given up before: the calls would take
 /// longer than the copies of inherited pages that they save.
@@ -199,7 +199,7 @@ mod tests {
     use super::super::vdso::tests::special;
     use super::*;
 
-    const MADV_NOHUGEPAGE: u32 = 15;
+    const MADV_NOHUGEPAGE: u32 = linux_raw_sys::general::MADV_NOHUGEPAGE;
 
     fn advised(start: u64, advice: u32) -> Mapping {
         Mapping {
@@ -223,8 +223,8 @@ mod tests {
         first.vdso.way = Way::Straight;
         let laid = plan(&first).expect("plans");
         let early = laid.early.to_string();
-        let want = "madvise(0x10000, 8192, MADV_NOHUGEPAGE)\n\
-                    arch_prctl(ARCH_MAP_VDSO_64, 0x20000)  # vDSO\n";
+        let want = "madvise(addr=0x10000, len=8192, advice=15)\n\
+                    arch_prctl(ARCH_MAP_VDSO_64, addr=0x20000)  # vDSO\n";
         assert_eq!(early.matches("mmap(").count(), 1, "{early}");
         assert!(early.contains(want), "{early}");
         assert_eq!(laid.late.to_string(), "");
@@ -255,12 +255,12 @@ mod tests {
             ..child
         };
         let laid = plan(&child).expect("plans");
-        let want = "munmap(0x10000, 8192)\nmunmap(0x20000, 24576)\n";
+        let want = "munmap(addr=0x10000, len=8192)\nmunmap(addr=0x20000, len=24576)\n";
         assert_eq!(laid.early.to_string(), want);
         assert!(
             laid.late
                 .to_string()
-                .starts_with("arch_prctl(ARCH_MAP_VDSO_64, 0x30000)")
+                .starts_with("arch_prctl(ARCH_MAP_VDSO_64, addr=0x30000)")
         );
         // So has one whose parent maps nothing early, but keeps what it has of its own parent.
         child.parent = Some(Parent {
@@ -299,7 +299,11 @@ mod tests {
             at_fork: &at_fork,
         });
         let laid = plan(&child).expect("plans");
-        assert_eq!(laid.early.to_string(), "munmap(0x10000, 8192)\n");
-        assert!(laid.late.to_string().starts_with("mmap(0x10000, 8192,"));
+        assert_eq!(laid.early.to_string(), "munmap(addr=0x10000, len=8192)\n");
+        assert!(
+            laid.late
+                .to_string()
+                .starts_with("mmap(addr=0x10000, len=8192,")
+        );
     }
 }

@@ -17,9 +17,9 @@ use super::{neighbours, policy, promise, read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
 
-const MAP_FIXED: u32 = 0x10;
-const PROT_WRITE: u32 = 2;
-const MADV_GUARD_INSTALL: u32 = 102;
+const MAP_FIXED: u32 = linux_raw_sys::general::MAP_FIXED;
+const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
+const MADV_GUARD_INSTALL: u32 = linux_raw_sys::general::MADV_GUARD_INSTALL;
 
 /// How stored pages get into the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +210,7 @@ fn seal(memory: &Memory, script: &mut Script) {
 /// Whether pages of a mapping may come when they are touched. Locked ones are there before that,
 /// and what a child has zeros for instead is not told to who serves it.
 fn may_wait(memory: &Memory, map: &Mapping) -> bool {
-    const MADV_WIPEONFORK: u32 = 18;
+    const MADV_WIPEONFORK: u32 = linux_raw_sys::general::MADV_WIPEONFORK;
     map.locked == 0 && memory.lock_future == 0 && !map.advice.contains(&MADV_WIPEONFORK)
 }
 
@@ -254,7 +254,7 @@ fn lay(
         script.expect(Sysno::mmap, args, piece.start.0);
     }
     if !map.name.is_empty() {
-        const PR_SET_VMA: u32 = 0x5356_4d41;
+        const PR_SET_VMA: u32 = linux_raw_sys::prctl::PR_SET_VMA;
         let name = script.string(&map.name);
         let span = map.span();
         let args = [
@@ -334,8 +334,8 @@ fn guard_one(map: &Mapping, script: &mut Script) {
 
 /// Sets the marks of the address space, the auxiliary vector and the executable.
 fn marks(planning: &Planning<'_>, script: &mut Script) -> Result<()> {
-    const PR_SET_MM: u32 = 35;
-    const PR_SET_MM_MAP: u32 = 14;
+    const PR_SET_MM: u32 = linux_raw_sys::prctl::PR_SET_MM;
+    const PR_SET_MM_MAP: u32 = linux_raw_sys::prctl::PR_SET_MM_MAP;
     const STRUCT_BYTES: u32 = 13 * 8;
     let memory = planning.memory;
     if memory.auxv.len() > 52 * 8 {
@@ -452,7 +452,8 @@ pub(super) mod tests {
         let pages = Pages::default();
         let laid = plan(&planning(&memory, &pages)).expect("sound");
         let finish = laid.finish.to_string();
-        let want = "mseal(0x10000, 12288, 0)\nmseal(0x14000, 4096, 0)\n";
+        let want =
+            "mseal(addr=0x10000, len=12288, flags=0)\nmseal(addr=0x14000, len=4096, flags=0)\n";
         assert!(finish.ends_with(want), "{finish}");
         let before = [laid.early, laid.late]
             .map(|script| script.to_string())
@@ -472,16 +473,13 @@ pub(super) mod tests {
             ..Pages::default()
         };
         let laid = plan(&planning(&memory, &pages)).expect("plans");
-        let want = "mmap(0x10000, 16384, PROT_READ|PROT_WRITE, \
-                    MAP_PRIVATE|MAP_FIXED|MAP_ANONYMOUS, -1, 0) = 0x10000\n\
-                    preadv(pool[0], [{iov_base=0x10000, iov_len=4096}, \
-                    {iov_base=0x12000, iov_len=4096}], 2, 0) = 8192\n";
+        let want = "mmap(addr=0x10000, len=16384, prot=READ|WRITE, \
+                    flags=PRIVATE|FIXED|0x20, fd=-1, offset=0) = 0x10000\n\
+                    preadv(fd=pool[0], iov=[{base=0x10000, len=4096}, \
+                    {base=0x12000, len=4096}], count=2, offset=0) = 8192\n";
         assert_eq!(laid.late.to_string(), want);
-        assert!(
-            laid.finish
-                .to_string()
-                .starts_with("mprotect(0x10000, 16384, PROT_READ)\n")
-        );
+        let finish = laid.finish.to_string();
+        assert!(finish.starts_with("mprotect(addr=0x10000, len=16384, prot=READ)\n"));
     }
 
     #[test]
@@ -507,9 +505,10 @@ pub(super) mod tests {
             at_fork: &at_fork,
         });
         let laid = plan(&planning).expect("plans");
-        assert_eq!(laid.early.to_string(), "munmap(0x14000, 16384)\n");
-        let want = "madvise(0x11000, 4096, MADV_DONTNEED)\n\
-                    preadv(pool[0], [{iov_base=0x12000, iov_len=4096}], 1, 20480) = 4096\n";
+        assert_eq!(laid.early.to_string(), "munmap(addr=0x14000, len=16384)\n");
+        let want = "madvise(addr=0x11000, len=4096, advice=4)\n\
+                    preadv(fd=pool[0], iov=[{base=0x12000, len=4096}], count=1, offset=20480) \
+                    = 4096\n";
         assert_eq!(laid.late.to_string(), want);
         assert!(!laid.finish.to_string().contains("mprotect"));
     }
@@ -531,8 +530,8 @@ pub(super) mod tests {
         };
         // The parent had to write into it, and protects it when its children are there.
         for (prot, want) in [
-            (3, "mprotect(0x14000, 16384, PROT_READ)\n"),
-            (1, "mprotect(0x10000, 16384, PROT_READ|PROT_WRITE)\n"),
+            (3, "mprotect(addr=0x14000, len=16384, prot=READ)\n"),
+            (1, "mprotect(addr=0x10000, len=16384, prot=READ|WRITE)\n"),
         ] {
             let at_fork = at_fork(&parent, &[prot]);
             let mut planning = planning(&child, &pages);
@@ -562,12 +561,12 @@ pub(super) mod tests {
         assert_eq!(pages.zero, [Span::new(Addr(0x13000), 0x1000)]);
         let laid = plan(&planning(&memory, &pages)).expect("plans");
         let late = laid.late.to_string();
-        let want = "mmap(0x10000, 16384, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_FIXED, pool[7], 0)";
+        let want = "mmap(addr=0x10000, len=16384, prot=READ|WRITE, flags=PRIVATE|FIXED, fd=";
         assert!(late.starts_with(want), "{late}");
-        assert!(late.contains("process_vm_readv(1, "), "{late}");
+        assert!(late.contains("process_vm_readv(pid=1, "), "{late}");
         let finish = laid.finish.to_string();
         assert!(
-            finish.starts_with("mprotect(0x10000, 16384, PROT_READ)\n"),
+            finish.starts_with("mprotect(addr=0x10000, len=16384, prot=READ)\n"),
             "{finish}"
         );
     }

@@ -137,18 +137,18 @@ pub enum Special {
     Aio = 4,
 }
 
-const PROT_EXEC: u32 = 4;
-const MAP_SHARED: u32 = 0x01;
-pub(super) const MAP_PRIVATE: u32 = 0x02;
-const MAP_DROPPABLE: u32 = 0x08;
-pub(super) const MAP_ANONYMOUS: u32 = 0x20;
-const MAP_GROWSDOWN: u32 = 0x100;
-const MAP_NORESERVE: u32 = 0x4000;
-const MAP_HUGETLB: u32 = 0x40000;
+const PROT_EXEC: u32 = linux_raw_sys::general::PROT_EXEC;
+const MAP_SHARED: u32 = linux_raw_sys::general::MAP_SHARED;
+pub(super) const MAP_PRIVATE: u32 = linux_raw_sys::general::MAP_PRIVATE;
+const MAP_DROPPABLE: u32 = linux_raw_sys::general::MAP_DROPPABLE;
+pub(super) const MAP_ANONYMOUS: u32 = linux_raw_sys::general::MAP_ANONYMOUS;
+const MAP_GROWSDOWN: u32 = linux_raw_sys::general::MAP_GROWSDOWN;
+const MAP_NORESERVE: u32 = linux_raw_sys::general::MAP_NORESERVE;
+const MAP_HUGETLB: u32 = linux_raw_sys::general::MAP_HUGETLB;
 /// Where `MAP_HUGETLB` has the base-2 logarithm of the size of a page.
-const MAP_HUGE_SHIFT: u32 = 26;
-const MCL_FUTURE: u32 = 2;
-const MCL_ONFAULT: u32 = 4;
+const MAP_HUGE_SHIFT: u32 = linux_raw_sys::general::MAP_HUGE_SHIFT;
+const MCL_FUTURE: u32 = linux_raw_sys::general::MCL_FUTURE;
+const MCL_ONFAULT: u32 = linux_raw_sys::general::MCL_ONFAULT;
 
 /// The `VmFlags` code of memory that nobody can unmap, move or protect any more.
 const SEALED: &[u8; 2] = b"sl";
@@ -317,7 +317,7 @@ impl Mapping {
     /// the promise for `MAP_NORESERVE`, too.
     #[must_use]
     pub fn is_promised(&self, prot: u32, never_overcommits: bool) -> bool {
-        const PROT_WRITE: u32 = 2;
+        const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
         let asks_for_none = self.flags & MAP_NORESERVE != 0 && !never_overcommits;
         let excepted = asks_for_none || self.flags & (MAP_HUGETLB | MAP_DROPPABLE) != 0;
         let is_private = self.is_private() && self.special() == Special::No;
@@ -421,7 +421,7 @@ impl Mapping {
 
 /// True if the kernel counts private memory as promised that cannot be written to.
 fn is_promised_unwritable(listed: &Listed) -> bool {
-    const PROT_WRITE: u32 = 2;
+    const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
     let kernels = matches!(listed.backing(), Backing::Vdso | Backing::Vvar);
     !listed.shared && !kernels && listed.prot & PROT_WRITE == 0 && listed.has(b"ac")
 }
@@ -540,9 +540,9 @@ mod tests {
 
     #[test]
     fn what_no_dump_writes_is_refused() {
-        const MADV_REMOVE: u32 = 9;
-        const MADV_HWPOISON: u32 = 100;
-        const MAP_POPULATE: u32 = 0x8000;
+        const MADV_REMOVE: u32 = linux_raw_sys::general::MADV_REMOVE;
+        const MADV_HWPOISON: u32 = linux_raw_sys::general::MADV_HWPOISON;
+        const MAP_POPULATE: u32 = linux_raw_sys::general::MAP_POPULATE;
         type Change = fn(&mut Mapping);
         const PART: fn(&mut Mapping, u64, u64) = |map, offset, bytes| {
             (map.flags, map.file, map.offset) = (MAP_SHARED, Some(1), offset);

@@ -67,7 +67,7 @@ mod tests {
         let laid = plan(&planning).expect("plans");
         let maps = laid.late.to_string();
         assert!(
-            maps.starts_with("mmap(0x10000, 12288, PROT_READ|PROT_WRITE,"),
+            maps.starts_with("mmap(addr=0x10000, len=12288, prot=READ|WRITE,"),
             "{maps}"
         );
         assert_eq!(maps.matches("mmap(").count(), 5, "{maps}");
@@ -81,7 +81,8 @@ mod tests {
         ];
         assert_eq!(filled.collect::<Vec<_>>(), want);
         let finish = laid.finish.to_string();
-        let want = "mprotect(0x10000, 4096, PROT_READ)\nmprotect(0x12000, 4096, PROT_READ)\n";
+        let want = "mprotect(addr=0x10000, len=4096, prot=READ)\n\
+                    mprotect(addr=0x12000, len=4096, prot=READ)\n";
         assert!(finish.starts_with(want), "{finish}");
     }
 }

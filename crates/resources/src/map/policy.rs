@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn bound(start: u64, node: u64) -> Mapping {
-        const MPOL_BIND: u32 = 2;
+        const MPOL_BIND: u32 = libc::MPOL_BIND as u32;
         let nodes = vec![1 << node];
         Mapping {
             policy: Some(Policy {
@@ -140,10 +140,10 @@ mod tests {
         let pages = Pages::default();
         let laid = plan(&planning(&memory, &pages)).expect("plans");
         let late = laid.late.to_string();
-        let bind = "mbind(0x10000, 4096, MPOL_BIND, [0x1], 1025, 0)\n";
+        let bind = "mbind(addr=0x10000, len=4096, mode=0x2, nodes=0x1, max=1025, flags=0)\n";
         assert_eq!(late.matches("mbind").count(), 1, "{late}");
         let first = late.find(bind).unwrap_or_else(|| panic!("{late}"));
-        assert!(late.find("mmap(0x10000") < Some(first), "{late}");
+        assert!(late.find("mmap(addr=0x10000") < Some(first), "{late}");
     }
 
     #[test]

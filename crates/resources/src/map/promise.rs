@@ -24,10 +24,10 @@ use super::memory::Mapping;
 use crate::script::Script;
 use crate::{Error, Result};
 
-const PROT_READ: u32 = 1;
-const PROT_WRITE: u32 = 2;
-const MADV_DONTNEED: u32 = 4;
-const MADV_POPULATE_WRITE: u32 = 23;
+const PROT_READ: u32 = linux_raw_sys::general::PROT_READ;
+const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
+const MADV_DONTNEED: u32 = linux_raw_sys::general::MADV_DONTNEED;
+const MADV_POPULATE_WRITE: u32 = linux_raw_sys::general::MADV_POPULATE_WRITE;
 
 /// The parts of `span` for which the kernel is asked one by one: all of it, where it `asks` for no
 /// promise or a small one.
@@ -188,17 +188,17 @@ mod tests {
             words.take(4).collect::<Vec<_>>().join(" ")
         });
         let want = [
-            "mmap 0x10000  16384",
-            "mmap 0x14000  16384",
-            "mmap 0x18000  4096",
-            "mmap 0x20000  36864",
-            "mmap 0x30000  36864",
-            "mmap 0x40000  16384",
-            "mmap 0x44000  8192",
+            "mmap addr=0x10000  len=16384",
+            "mmap addr=0x14000  len=16384",
+            "mmap addr=0x18000  len=4096",
+            "mmap addr=0x20000  len=36864",
+            "mmap addr=0x30000  len=36864",
+            "mmap addr=0x40000  len=16384",
+            "mmap addr=0x44000  len=8192",
         ];
         assert_eq!(calls.collect::<Vec<_>>(), want, "{late}");
-        assert!(late.contains("pool[7], 0x1000)"), "{late}");
-        assert!(late.contains("pool[7], 0x5000)"), "{late}");
+        assert!(late.contains("pool[7], offset=0x1000)"), "{late}");
+        assert!(late.contains("pool[7], offset=0x5000)"), "{late}");
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
             assert_eq!(spans, [memory.mappings[0].span()], "{fill:?}");
             let finish = laid.finish.to_string();
             assert!(
-                finish.starts_with("mprotect(0x10000, 36864, PROT_READ)\n"),
+                finish.starts_with("mprotect(addr=0x10000, len=36864, prot=READ)\n"),
                 "{finish}"
             );
         }
@@ -241,16 +241,16 @@ mod tests {
         };
         let laid = plan(&planning(&memory, &pages)).expect("plans");
         let late = laid.late.to_string();
-        let proof = "madvise(0x10000, 4096, MADV_POPULATE_WRITE) = ?\n\
-                     madvise(0x10000, 8192, MADV_DONTNEED)\n";
+        let proof = "madvise(addr=0x10000, len=4096, advice=23) = ?\n\
+                     madvise(addr=0x10000, len=8192, advice=4)\n";
         assert!(late.contains(proof), "{late}");
         assert_eq!(late.matches("madvise(").count(), 2, "{late}");
-        assert!(late.contains("mmap(0x30000, 8192, PROT_READ|PROT_WRITE, "));
+        assert!(late.contains("mmap(addr=0x30000, len=8192, prot=READ|WRITE, "));
         let finish = laid.finish.to_string();
         for want in [
-            "mprotect(0x10000, 8192, PROT_NONE)\n",
-            "mprotect(0x20000, 8192, PROT_READ)\n",
-            "mprotect(0x30000, 8192, PROT_READ)\n",
+            "mprotect(addr=0x10000, len=8192, prot=0)\n",
+            "mprotect(addr=0x20000, len=8192, prot=READ)\n",
+            "mprotect(addr=0x30000, len=8192, prot=READ)\n",
         ] {
             assert!(finish.contains(want), "{finish}");
         }
@@ -268,11 +268,11 @@ mod tests {
         let laid = plan(&first).expect("plans");
         let early = laid.early.to_string();
         assert!(
-            early.ends_with("mprotect(0x14000, 16384, PROT_READ)\n"),
+            early.ends_with("mprotect(addr=0x14000, len=16384, prot=READ)\n"),
             "{early}"
         );
         let late = laid.late.to_string();
-        let want = "mprotect(0x14000, 16384, PROT_READ|PROT_WRITE)\n";
+        let want = "mprotect(addr=0x14000, len=16384, prot=READ|WRITE)\n";
         assert_eq!(late, want);
         assert_eq!(laid.at_fork.cut, [Span::new(Addr(0x14000), 0x4000)]);
 
@@ -312,7 +312,7 @@ mod tests {
         let laid = plan(&inside).expect("plans");
         let late = laid.late.to_string();
         assert!(
-            late.starts_with("mprotect(0x15000, 4096, PROT_READ|PROT_WRITE)\n"),
+            late.starts_with("mprotect(addr=0x15000, len=4096, prot=READ|WRITE)\n"),
             "{late}"
         );
     }

@@ -120,9 +120,9 @@ mod tests {
         let text = laid.late.to_string();
         let reads = text.lines().skip_while(|line| line.starts_with("mmap"));
         let want = [
-            "preadv(pool[0], [{iov_base=0x20000, iov_len=4096}], 1, 4096) = 4096",
-            "preadv(pool[0], [{iov_base=0x30000, iov_len=4096}, \
-             {iov_base=0x10000, iov_len=4096}], 2, 20480) = 8192",
+            "preadv(fd=pool[0], iov=[{base=0x20000, len=4096}], count=1, offset=4096) = 4096",
+            "preadv(fd=pool[0], iov=[{base=0x30000, len=4096}, \
+             {base=0x10000, len=4096}], count=2, offset=20480) = 8192",
         ];
         assert_eq!(reads.collect::<Vec<_>>(), want);
     }

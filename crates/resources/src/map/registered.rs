@@ -17,11 +17,11 @@ use crate::{Error, Result};
 pub const TAG: u16 = 304;
 
 /// `UFFDIO_REGISTER_MODE_MISSING`.
-pub const MISSING: u32 = 1;
+pub const MISSING: u32 = linux_raw_sys::general::UFFDIO_REGISTER_MODE_MISSING;
 /// `UFFDIO_REGISTER_MODE_WP`.
-pub const PROTECTION: u32 = 2;
+pub const PROTECTION: u32 = linux_raw_sys::general::UFFDIO_REGISTER_MODE_WP;
 /// `UFFDIO_REGISTER_MODE_MINOR`.
-pub const MINOR: u32 = 4;
+pub const MINOR: u32 = linux_raw_sys::general::UFFDIO_REGISTER_MODE_MINOR;
 
 /// `VmFlags` codes and the mode that sets them.
 const MODES: [(&[u8; 2], u32); 3] = [(b"um", MISSING), (b"uw", PROTECTION), (b"ui", MINOR)];

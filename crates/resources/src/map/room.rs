@@ -6,7 +6,7 @@ use super::memory::{Mapping, Memory};
 
 /// A stack must be able to grow, and the kernel puts nothing close below one on its own.
 pub(super) const STACK_BYTES: u64 = 256 << 20;
-const MAP_GROWSDOWN: u32 = 0x100;
+const MAP_GROWSDOWN: u32 = linux_raw_sys::general::MAP_GROWSDOWN;
 /// The first and the last address that something may be put at.
 const BOUNDS: Span = Span {
     start: Addr(0x10_0000),

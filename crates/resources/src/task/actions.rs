@@ -13,9 +13,9 @@ use crate::{Error, Result};
 const ACTION_BYTES: usize = 32;
 /// The size of a signal mask in bytes.
 const MASK_BYTES: u64 = 8;
-const SIGKILL: u32 = 9;
-const SIGCHLD: u32 = 17;
-const SIGSTOP: u32 = 19;
+const SIGKILL: u32 = linux_raw_sys::general::SIGKILL;
+const SIGCHLD: u32 = linux_raw_sys::general::SIGCHLD;
+const SIGSTOP: u32 = linux_raw_sys::general::SIGSTOP;
 const LAST_SIGNAL: u32 = 64;
 
 /// A process's signal actions.
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
     use crate::testing::Stage;
 
-    const SA_NOCLDWAIT: u64 = 2;
+    const SA_NOCLDWAIT: u64 = libc::SA_NOCLDWAIT as u64;
     const SA_SIGINFO_ONSTACK_RESTORER: u64 = 4 | 0x0800_0000 | 0x0400_0000;
 
     fn set_action(stage: &mut Stage, signal: u64, words: [u64; 4]) {
@@ -274,17 +274,17 @@ mod tests {
         let planned = Actions.plan(Some(&record), who(true), &mut plan);
         planned.expect("sound");
         let first = plan.at(Phase::Fork).to_string();
-        assert!(first.starts_with("rt_sigaction(SIGCHLD") && first.lines().count() == 1);
+        assert!(first.starts_with("rt_sigaction(signal=CHILD,") && first.lines().count() == 1);
         let plan = Stage::plan_with(&Actions, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Fork]
-        rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
-            NULL, 8)
-        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
-            NULL, 8)
+        rt_sigaction(signal=PIPE, new={handler=0, flags=0, restorer=0, mask=[]}, old=0,
+            set_size=8)
+        rt_sigaction(signal=CHILD, new={handler=0, flags=0, restorer=0, mask=[]}, old=0,
+            set_size=8)
         [Last]
-        rt_sigaction(SIGPIPE, {sa_handler=SIG_IGN, sa_mask=[], sa_flags=0, sa_restorer=NULL},
-            NULL, 8)
+        rt_sigaction(signal=PIPE, new={handler=0x1, flags=0, restorer=0, mask=[]}, old=0,
+            set_size=8)
         ");
     }
 
@@ -326,7 +326,7 @@ mod tests {
         let inherited = crate::Inherited::of_kernel();
         let plan = Stage::plan_with(&Actions, Some(&payload_low), &inherited).expect("sound");
         let plan = plan.to_string();
-        let call = "32-bit rt_sigaction(SIGUSR1, {sa_handler=0x8049000, sa_mask=[RT_9],";
+        let call = "32-bit rt_sigaction(signal=USR1, new={handler=0x8049000, flags=0x4,";
         assert!(plan.contains(call), "{plan}");
         let error = Stage::plan(&Actions, Some(&payload(1 << 32))).expect_err("too high");
         assert!(

@@ -9,8 +9,8 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
-const SS_DISABLE: u32 = 2;
-const SS_AUTODISARM: u32 = 1 << 31;
+const SS_DISABLE: u32 = linux_raw_sys::general::SS_DISABLE;
+const SS_AUTODISARM: u32 = linux_raw_sys::general::SS_AUTODISARM;
 /// The size of `stack_t` in bytes: address, flags, padding, size.
 const STACK_BYTES: usize = 24;
 

@@ -374,10 +374,10 @@ mod tests {
         let plan = Stage::plan_with(&HUGE_PAGES, None, &inherited).expect("sound");
         assert_eq!(
             plan,
-            "[Alone]\nprctl(PR_SET_THP_DISABLE, 0, 0)  # transparent huge pages disabled\n"
+            "[Alone]\nprctl(PR_SET_THP_DISABLE, on=0, flags=0)  # transparent huge pages disabled\n"
         );
         let plan = Stage::plan_with(&PERSONALITY, None, &inherited).expect("sound");
-        assert_eq!(plan, "[Last]\npersonality(PER_LINUX)  # personality\n");
+        assert_eq!(plan, "[Last]\npersonality(persona=0)  # personality\n");
         inherited.no_new_privs = true;
         let error = Stage::plan_with(&NO_NEW_PRIVS, None, &inherited).expect_err("it is for ever");
         let want = "task 1: no_new_privs: set in this process, and cannot be unset";
@@ -389,7 +389,7 @@ mod tests {
         let plan = Stage::plan(&PARENT_DEATH, None).expect("sound");
         assert_eq!(
             plan,
-            "[Final]\nprctl(PR_SET_PDEATHSIG, 0)  # parent-death signal\n"
+            "[Final]\nprctl(PR_SET_PDEATHSIG, signal=0)  # parent-death signal\n"
         );
         assert_eq!(Stage::plan_of_thread(&PARENT_DEATH, None), "");
     }

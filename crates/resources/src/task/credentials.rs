@@ -26,7 +26,7 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
-const SECBIT_NO_SETUID_FIXUP: u64 = 1 << 2;
+const SECBIT_NO_SETUID_FIXUP: u64 = libc::SECBIT_NO_SETUID_FIXUP as u64;
 const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 /// `NGROUPS_MAX`.
 const GROUPS_MAX: usize = 65_536;
@@ -466,22 +466,24 @@ mod tests {
         let plan = Stage::plan_with(&Credentials, Some(&payload), &facts).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)  # securebits
-        capset({version=0x20080522, pid=0}, {effective=0xff, permitted=0xff, inheritable=0x6,
-            effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0xff
-        prctl(PR_CAPBSET_DROP, CAP_SETUID)
-        prctl(PR_CAPBSET_DROP, CAP_SETPCAP)
-        setgroups(1, [9])
-        setresgid(1, 2, 3)
-        setfsgid(4) = ?
-        setfsgid(-1) = 4
-        setresuid(5, 6, 7)
-        setfsuid(8) = ?
-        setfsuid(-1) = 8
-        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0)
-        prctl(PR_SET_SECUREBITS, SECBIT_NOROOT)  # securebits
-        capset({version=0x20080522, pid=0}, {effective=0x2, permitted=0x3, inheritable=0x6,
-            effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0x2
+        prctl(PR_SET_SECUREBITS, bits=0x4)  # securebits
+        capset(header={version=0x20080522, pid=0}, data={effective=0xff, permitted=0xff,
+            inheritable=0x6, effective_high=0, permitted_high=0, inheritable_high=0})  #
+            effective 0xff
+        prctl(PR_CAPBSET_DROP, capability=7)
+        prctl(PR_CAPBSET_DROP, capability=8)
+        setgroups(count=1, groups=[9])
+        setresgid(real=1, effective=2, saved=3)
+        setfsgid(gid=4) = ?
+        setfsgid(gid=-1) = 4
+        setresuid(real=5, effective=6, saved=7)
+        setfsuid(uid=8) = ?
+        setfsuid(uid=-1) = 8
+        prctl(PR_CAP_AMBIENT, what=2, capability=1, zero=0)
+        prctl(PR_SET_SECUREBITS, bits=0x1)  # securebits
+        capset(header={version=0x20080522, pid=0}, data={effective=0x2, permitted=0x3,
+            inheritable=0x6, effective_high=0, permitted_high=0, inheritable_high=0})  #
+            effective 0x2
         ");
     }
 

@@ -159,8 +159,8 @@ mod tests {
         let plan = Stage::plan_with(&Dumpable, Some(&payload), &inherited).expect("possible");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        setfsuid(1) = ?  # dumpable
-        setfsuid(0) = ?  # dumpable
+        setfsuid(uid=1) = ?  # dumpable
+        setfsuid(uid=0) = ?  # dumpable
         ");
     }
 

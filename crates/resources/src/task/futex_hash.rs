@@ -15,7 +15,7 @@ use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, tags}
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
-const PR_FUTEX_HASH: u32 = 78;
+const PR_FUTEX_HASH: u32 = linux_raw_sys::prctl::PR_FUTEX_HASH;
 const SET_SLOTS: u32 = 1;
 const GET_SLOTS: u32 = 2;
 /// The fewest that a process with threads is given.

@@ -29,11 +29,11 @@ use calls::{Call, Kind, Times, may_be_32_bit, read_time, write_time};
 
 mod calls;
 
-const EINTR: i64 = -4;
-const ERESTART_RESTARTBLOCK: i64 = -516;
-const TIMER_ABSTIME: u64 = 1;
+const EINTR: i64 = -(libc::EINTR as i64);
+const ERESTART_RESTARTBLOCK: i64 = abi::kernel::ERESTART_RESTARTBLOCK;
+const TIMER_ABSTIME: u64 = libc::TIMER_ABSTIME as u64;
 const FUTEX_COMMAND: u64 = 0x7f;
-const FUTEX_WAIT: u64 = 0;
+const FUTEX_WAIT: u64 = libc::FUTEX_WAIT as u64;
 
 /// Calls of 64-bit code that wait for something to happen and move no data.
 const WAIT_FOR_EVENTS: [Sysno; 19] = [
@@ -680,8 +680,8 @@ mod tests {
     }
 
     const LIMIT_MS: u64 = 900;
-    const ETIMEDOUT: i64 = -110;
-    const EAGAIN: i64 = -11;
+    const ETIMEDOUT: i64 = -(libc::ETIMEDOUT as i64);
+    const EAGAIN: i64 = -(libc::EAGAIN as i64);
 
     #[test]
     fn sleeps_go_on_with_the_time_that_the_kernel_noted() {

@@ -14,7 +14,7 @@ use crate::script::{Answers, Script};
 
 /// `PF_MEMALLOC_NOIO | PF_LOCAL_THROTTLE` in the flags of /proc/PID/stat.
 const FLAGS: u32 = 0x0008_0000 | 0x0010_0000;
-const CAP_SYS_RESOURCE: u32 = 24;
+const CAP_SYS_RESOURCE: u32 = linux_raw_sys::general::CAP_SYS_RESOURCE;
 
 /// A thread's I/O flusher state.
 pub struct IoFlusher;
@@ -113,7 +113,7 @@ mod tests {
         let plan = Stage::plan_with(&IoFlusher, Some(&[]), &inherited).expect("possible");
         assert_eq!(
             plan,
-            "[Privileges]\nprctl(PR_SET_IO_FLUSHER, 1)  # I/O flusher\n"
+            "[Privileges]\nprctl(PR_SET_IO_FLUSHER, on=1)  # I/O flusher\n"
         );
         inherited.credentials.effective = 0;
         let error = Stage::plan_with(&IoFlusher, Some(&[]), &inherited).expect_err("impossible");

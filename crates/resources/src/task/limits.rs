@@ -11,7 +11,7 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, malformed, ta
 use crate::script::Answers;
 use crate::{Error, Result};
 
-const CAP_SYS_RESOURCE: u32 = 24;
+const CAP_SYS_RESOURCE: u32 = linux_raw_sys::general::CAP_SYS_RESOURCE;
 
 /// The limits' names, by number.
 const NAMES: [&str; LIMITS] = [
@@ -173,7 +173,7 @@ mod tests {
         let plan = Stage::plan_with(&Limits, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        prlimit64(0, RLIMIT_NOFILE, {rlim_cur=4, rlim_max=9}, NULL)  # RLIMIT_NOFILE
+        prlimit64(pid=0, resource=7, new={cur=4, max=9}, old=0)  # RLIMIT_NOFILE
         ");
     }
 

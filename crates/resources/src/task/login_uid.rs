@@ -15,7 +15,7 @@ use crate::script::Answers;
 
 /// Nobody has logged in.
 const UNSET: u32 = u32::MAX;
-const CAP_AUDIT_CONTROL: u32 = 30;
+const CAP_AUDIT_CONTROL: u32 = linux_raw_sys::general::CAP_AUDIT_CONTROL;
 
 /// The login uid of a process.
 pub struct LoginUid;
@@ -63,8 +63,8 @@ impl Part for LoginUid {
 
     /// Only the task itself can set it. Once it is set, changing it needs a capability.
     fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
-        const AT_FDCWD: i32 = -100;
-        const O_WRONLY: u32 = 1;
+        const AT_FDCWD: i32 = libc::AT_FDCWD;
+        const O_WRONLY: u32 = linux_raw_sys::general::O_WRONLY;
         let Some(record) = record else {
             return Ok(());
         };

@@ -111,8 +111,8 @@ mod tests {
         assert_eq!(
             plan,
             "[Alone]\n\
-             membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)\n\
-             membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)\n"
+             membarrier(command=4)\n\
+             membarrier(command=16)\n"
         );
         let mut fresh = Stage::new();
         fresh.restore(&Membarrier, Some(&payload));

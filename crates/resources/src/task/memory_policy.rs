@@ -110,8 +110,8 @@ mod tests {
     use super::*;
     use crate::testing::Stage;
 
-    const MPOL_BIND: u64 = 2;
-    const MPOL_LOCAL: u64 = 4;
+    const MPOL_BIND: u64 = libc::MPOL_BIND as u64;
+    const MPOL_LOCAL: u64 = libc::MPOL_LOCAL as u64;
     const STATIC: u64 = 1 << 15;
 
     /// A stage with this policy for node 0; `None` where the kernel has none.
@@ -155,7 +155,7 @@ mod tests {
         inherited.memory_policy = true;
         assert_eq!(
             Stage::plan_with(&MemoryPolicy, None, &inherited).expect("sound"),
-            "[Together]\nset_mempolicy(MPOL_DEFAULT, NULL, 0)  # memory policy\n"
+            "[Together]\nset_mempolicy(mode=0, nodes=0, max=0)  # memory policy\n"
         );
     }
 }

@@ -19,9 +19,9 @@ use crate::{Error, Result};
 const INFO_BYTES: usize = 128;
 /// Where a POSIX timer's signal has a word that only the kernel may set.
 const SYS_PRIVATE: std::ops::Range<usize> = 32..36;
-const SI_TIMER: i32 = -2;
-const SIGKILL: i32 = 9;
-const SIGSTOP: i32 = 19;
+const SI_TIMER: i32 = libc::SI_TIMER;
+const SIGKILL: i32 = libc::SIGKILL;
+const SIGSTOP: i32 = libc::SIGSTOP;
 const LAST_SIGNAL: i32 = 64;
 
 /// A queue of signals.
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::testing::Stage;
 
-    const SI_QUEUE: u32 = 0xffff_ffff;
+    const SI_QUEUE: u32 = libc::SI_QUEUE as u32;
 
     /// Queues signals of several kinds to the process and its thread.
     fn fill(stage: &mut Stage) {

@@ -42,9 +42,9 @@ const EVENT_BYTES: usize = 64;
 const NANOS: u64 = 1_000_000_000;
 /// A time that no thread works for while a restore lasts.
 const FAR_NS: u64 = 1_000_000 * NANOS;
-const SIGEV_SIGNAL: u32 = 0;
-const SIGEV_NONE: u32 = 1;
-const SIGEV_THREAD_ID: u32 = 4;
+const SIGEV_SIGNAL: u32 = linux_raw_sys::general::SIGEV_SIGNAL;
+const SIGEV_NONE: u32 = linux_raw_sys::general::SIGEV_NONE;
+const SIGEV_THREAD_ID: u32 = linux_raw_sys::general::SIGEV_THREAD_ID;
 /// How /proc shows the processor time of whoever made the timer: as used by programs or at all, and
 /// last as `CLOCK_THREAD_CPUTIME_ID` counts it.
 const OWN_THREAD_CLOCKS: RangeInclusive<i32> = -4..=-2;
@@ -52,8 +52,8 @@ const OWN_THREAD_CLOCKS: RangeInclusive<i32> = -4..=-2;
 const CLOCK_KIND: i32 = 7;
 /// The most timers of a process that are looked through in the kernel.
 const TIMERS_MAX: usize = 1 << 20;
-const CLOCK_REALTIME_ALARM: i32 = 8;
-const CLOCK_BOOTTIME_ALARM: i32 = 9;
+const CLOCK_REALTIME_ALARM: i32 = libc::CLOCK_REALTIME_ALARM;
+const CLOCK_BOOTTIME_ALARM: i32 = libc::CLOCK_BOOTTIME_ALARM;
 /// How many timers are made and deleted again to reach an id on kernels before 6.15.
 const SKIPPED_MAX: i32 = 4096;
 
@@ -565,17 +565,17 @@ mod tests {
         let plan = Stage::plan_with(&PosixTimers, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Together]
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_ON)
-        timer_create(CLOCK_BOOTTIME_ALARM, {sigev_value=0, sigev_signo=0,
-            sigev_notify=SIGEV_SIGNAL, sigev_notify_thread_id=0}, [3])  # timer 3
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF)
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=1)
+        timer_create(clock=9, event={value=0, signal=0, notify=0, tid=0}, id=3)  # timer 3
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=0)
         [Last]
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_ON)
-        timer_create(CLOCK_MONOTONIC, {sigev_value=0, sigev_signo=0, sigev_notify=SIGEV_SIGNAL,
-            sigev_notify_thread_id=0}, [4])  # timer 4
-        prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF)
-        timer_settime(3, 0, {interval_sec=0, interval_nsec=0, value_sec=0, value_nsec=1}, NULL)
-        timer_settime(4, 0, {interval_sec=0, interval_nsec=0, value_sec=0, value_nsec=1}, NULL)
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=1)
+        timer_create(clock=1, event={value=0, signal=0, notify=0, tid=0}, id=4)  # timer 4
+        prctl(PR_TIMER_CREATE_RESTORE_IDS, on=0)
+        timer_settime(id=3, flags=0, new={interval_sec=0, interval_nsec=0, value_sec=0,
+            value_nsec=1}, old=0)
+        timer_settime(id=4, flags=0, new={interval_sec=0, interval_nsec=0, value_sec=0,
+            value_nsec=1}, old=0)
         ");
     }
 

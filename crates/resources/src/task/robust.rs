@@ -107,7 +107,7 @@ mod tests {
         let plan = Stage::plan_of_thread(&Robust, Some(&payload));
         assert_eq!(
             plan,
-            format!("[Final]\nset_robust_list({head:#x}, 24)  # robust futex list\n")
+            format!("[Final]\nset_robust_list(head={head:#x}, len=24)  # robust futex list\n")
         );
         let mut fresh = Stage::new();
         assert_eq!(fresh.dump(&Robust).expect("it is supported"), None);

@@ -111,7 +111,7 @@ impl Part for Sandbox {
     }
 
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        const KCMP_VM: u32 = 1;
+        const KCMP_VM: i32 = abi::kernel::KCMP_VM;
         if !landlock::is_there() || CredentialsReader::get().is_ok() {
             return Ok(Asked::default());
         }
@@ -175,7 +175,7 @@ mod tests {
 
     /// Has a stage restrict itself, as `attributes` (`struct landlock_ruleset_attr`) say.
     fn shut_in(stage: &mut Stage, attributes: [u64; 3]) -> bool {
-        const PR_SET_NO_NEW_PRIVS: u64 = 38;
+        const PR_SET_NO_NEW_PRIVS: u64 = libc::PR_SET_NO_NEW_PRIVS as u64;
         stage.call(Sysno::prctl, &[PR_SET_NO_NEW_PRIVS, 1]);
         let bytes = attributes.iter().flat_map(|word| word.to_le_bytes());
         stage.put(0, &bytes.collect::<Vec<_>>());

@@ -17,10 +17,10 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Inherited, Result};
 
-const SCHED_FIFO: u32 = 1;
-const SCHED_RR: u32 = 2;
-const SCHED_IDLE: u32 = 5;
-const SCHED_DEADLINE: u32 = 6;
+const SCHED_FIFO: u32 = linux_raw_sys::general::SCHED_FIFO;
+const SCHED_RR: u32 = linux_raw_sys::general::SCHED_RR;
+const SCHED_IDLE: u32 = linux_raw_sys::general::SCHED_IDLE;
+const SCHED_DEADLINE: u32 = linux_raw_sys::general::SCHED_DEADLINE;
 /// `SCHED_FLAG_RESET_ON_FORK`, `_RECLAIM` and `_DL_OVERRUN`: those that `sched_getattr` gives.
 const KEPT_FLAGS: u64 = 0b111;
 /// `SCHED_FLAG_UTIL_CLAMP_MIN` and `_MAX`.
@@ -564,12 +564,11 @@ mod tests {
         let plan = Stage::plan(&Scheduling, Some(&payload)).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        sched_setaffinity(0, 8, [1])
-        ioprio_set(IOPRIO_WHO_PROCESS, 0, 0x2000)
-        setpriority(PRIO_PROCESS, 0, -3)
-        sched_setattr(0, {sched_policy=SCHED_FIFO, sched_flags=0, sched_nice=-3,
-            sched_priority=10, sched_runtime=0, sched_deadline=0, sched_period=0,
-            sched_util_min=0, sched_util_max=0}, 0)  # fifo priority 10 cpus 2
+        sched_setaffinity(tid=0, len=8, cpus=[1])
+        ioprio_set(which=1, who=0, priority=0x2000)
+        setpriority(which=0, who=0, nice=-3)
+        sched_setattr(tid=0, attr={policy=1, flags=0, nice=-3, priority=10, runtime=0,
+            deadline=0, period=0, util_min=0, util_max=0}, flags=0)  # fifo priority 10 cpus 2
         ");
     }
 }

@@ -24,10 +24,10 @@ use super::{Asked, Facts, Part, PartState, Phase, Planned, Scope, ThreadPlan, ta
 use crate::script::{Answers, Script, Width, WordId};
 use crate::{Error, Result};
 
-const PR_SET_SECCOMP: u32 = 22;
-const SECCOMP_MODE_STRICT: u32 = 1;
-const SECCOMP_MODE_FILTER: u32 = 2;
-const SECCOMP_SET_MODE_FILTER: u32 = 1;
+const PR_SET_SECCOMP: u32 = linux_raw_sys::prctl::PR_SET_SECCOMP;
+const SECCOMP_MODE_STRICT: u32 = libc::SECCOMP_MODE_STRICT;
+const SECCOMP_MODE_FILTER: u32 = libc::SECCOMP_MODE_FILTER;
+const SECCOMP_SET_MODE_FILTER: u32 = libc::SECCOMP_SET_MODE_FILTER;
 const FLAG_TSYNC: u64 = 1;
 const FLAG_LOG: u64 = 1 << 1;
 /// A filter does not change what the thread's speculation may do: that has a record of its own.
@@ -377,12 +377,12 @@ mod tests {
         let installed = texts.iter().map(|text| calls(text, "seccomp("));
         assert_eq!(installed.collect::<Vec<_>>(), [3, 1, 1], "{texts:#?}");
         let first = texts[0].lines().next().expect("a line");
-        assert!(first.contains("TSYNC"), "{first}");
+        assert!(first.contains("flags=0x5,"), "{first}");
         assert!(texts[1].starts_with("await("), "{}", texts[1]);
         // One thread without filters: nobody is given any.
         let texts = planned(&[record(0, &[1]), Record::default()]).expect("sound");
         assert!(
-            !texts[0].contains("TSYNC") && texts[1].is_empty(),
+            !texts[0].contains("flags=0x5,") && texts[1].is_empty(),
             "{texts:?}"
         );
     }

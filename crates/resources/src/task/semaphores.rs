@@ -152,8 +152,8 @@ impl Adjustment {
     /// The operation (`struct sembuf`) that lets a process undo this much, and does it; none where
     /// no process could.
     fn taken_back(&self) -> Option<[u8; 6]> {
-        const IPC_NOWAIT: i16 = 0x800;
-        const SEM_UNDO: i16 = 0x1000;
+        const IPC_NOWAIT: i16 = libc::IPC_NOWAIT as i16;
+        const SEM_UNDO: i16 = libc::SEM_UNDO as i16;
         let number = u16::try_from(self.semaphore).ok()?;
         let operation = i16::try_from(self.value).ok()?.checked_neg()?;
         let mut bytes = [0; 6];
@@ -407,8 +407,8 @@ mod tests {
         let payload = prost::Message::encode_to_vec(&record);
         let plan = Stage::plan(&Semaphores, Some(&payload)).expect("possible");
         let want = "[Together]\n\
-            semop(65536, [{sem_num=3, sem_op=-1, sem_flg=IPC_NOWAIT|SEM_UNDO}, {sem_num=5,\n    \
-            sem_op=2, sem_flg=IPC_NOWAIT|SEM_UNDO}], 2)  # System V semaphores\n";
+            semop(id=65536, ops=[{num=3, op=-1, flags=0x1800}, {num=5, op=2, flags=0x1800}],\n    \
+            count=2)  # System V semaphores\n";
         assert_eq!(plan, want);
     }
 }

@@ -220,10 +220,8 @@ mod tests {
         let plan = Stage::plan(&Speculation, Some(&payload)).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Last]
-        prctl(PR_SET_SPECULATION_CTRL, PR_SPEC_INDIRECT_BRANCH, PR_SPEC_DISABLE)  # indirect
-            branch
-        prctl(PR_SET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, PR_SPEC_FORCE_DISABLE)  # store
-            bypass
+        prctl(PR_SET_SPECULATION_CTRL, feature=1, state=0x4)  # indirect branch
+        prctl(PR_SET_SPECULATION_CTRL, feature=0, state=0x8)  # store bypass
         ");
         let record = Record {
             controls: vec![control(3, PR_SPEC_DISABLE)],

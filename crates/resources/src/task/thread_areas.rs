@@ -123,8 +123,8 @@ mod tests {
         let plan = Stage::plan_of_thread(&ThreadAreas, Some(&payload(12)));
         insta::assert_snapshot!(plan, @r"
         [Alone]
-        32-bit set_thread_area({entry_number=12, base_addr=0xf7f80540, limit=0xfffff,
-            flags=0x51})  # thread areas
+        32-bit set_thread_area(desc={entry=12, base=0xf7f80540, limit=0xfffff, flags=0x51})  #
+            thread areas
         ");
     }
 

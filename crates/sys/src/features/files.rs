@@ -208,7 +208,7 @@ fn overlayfs_maps() -> Outcome {
 
 /// Puts one mount into the peer group of another.
 fn set_group() -> Outcome {
-    const MOVE_MOUNT_SET_GROUP: libc::c_uint = 0x100;
+    const MOVE_MOUNT_SET_GROUP: libc::c_uint = libc::MOVE_MOUNT_SET_GROUP;
     let place = scratch_directory()?;
     let first = directory(&place.join("first"))?;
     let second = directory(&place.join("second"))?;

@@ -312,7 +312,8 @@ fn soft_dirty() -> Outcome {
 }
 
 fn guarded() -> Result<Scratch, String> {
-    const MADV_GUARD_INSTALL: libc::c_int = 102;
+    const MADV_GUARD_INSTALL: libc::c_int =
+        linux_raw_sys::general::MADV_GUARD_INSTALL as libc::c_int;
     let scratch = Scratch::new(1)?;
     let (start, bytes) = (scratch.start.as_ptr(), scratch.bytes);
     // SAFETY: the pages are ours and nobody touches them again before they are unmapped.
@@ -357,12 +358,12 @@ fn map_vdso(code: libc::c_long) -> Outcome {
 }
 
 fn map_vdso_64() -> Outcome {
-    const ARCH_MAP_VDSO_64: libc::c_long = 0x2003;
+    const ARCH_MAP_VDSO_64: libc::c_long = abi::kernel::ARCH_MAP_VDSO_64 as libc::c_long;
     map_vdso(ARCH_MAP_VDSO_64)
 }
 
 fn map_vdso_32() -> Outcome {
-    const ARCH_MAP_VDSO_32: libc::c_long = 0x2002;
+    const ARCH_MAP_VDSO_32: libc::c_long = abi::kernel::ARCH_MAP_VDSO_32 as libc::c_long;
     map_vdso(ARCH_MAP_VDSO_32)
 }
 

@@ -24,7 +24,7 @@ pub(super) fn own_namespace() -> Result<File, String> {
 /// Opens the network namespace that a socket or a TUN device belongs to.
 pub(super) fn namespace_of(socket: &impl AsRawFd) -> Result<OwnedFd, String> {
     /// `SIOCGSKNS` of the kernel's include/uapi/linux/sockios.h.
-    const SIOCGSKNS: libc::Ioctl = 0x894c;
+    const SIOCGSKNS: libc::Ioctl = libc::SIOCGSKNS;
     // SAFETY: the request has no argument.
     let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS, 0) };
     called("SIOCGSKNS", fd.into())?;
@@ -138,7 +138,7 @@ pub(super) fn diag_unix() -> Result<(), String> {
 }
 
 fn list_sockets(request: &[u8]) -> Result<(), String> {
-    const SOCK_DIAG_BY_FAMILY: u16 = 20;
+    const SOCK_DIAG_BY_FAMILY: u16 = abi::kernel::SOCK_DIAG_BY_FAMILY;
     let message = Message::new(SOCK_DIAG_BY_FAMILY, LIST, 1).bytes(request);
     exchange(
         Some(netlink::SOCK_DIAG),
@@ -182,7 +182,7 @@ fn interface(index: i32) -> [u8; 16] {
 
 /// Lists the devices of the namespace of this id.
 pub(super) fn count_links(namespace: i32) -> Result<usize, String> {
-    const IFLA_TARGET_NETNSID: u16 = 46;
+    const IFLA_TARGET_NETNSID: u16 = libc::IFLA_TARGET_NETNSID;
     let message = Message::new(libc::RTM_GETLINK, LIST, 1)
         .bytes(&interface(0))
         .attribute(IFLA_TARGET_NETNSID, &namespace.to_ne_bytes());
@@ -196,8 +196,8 @@ pub(super) fn count_links(namespace: i32) -> Result<usize, String> {
 
 /// Makes a pair of devices, one of which has this number.
 pub(super) fn make_dummy(index: i32) -> Result<(), String> {
-    const IFLA_LINKINFO: u16 = 18;
-    const IFLA_INFO_KIND: u16 = 1;
+    const IFLA_LINKINFO: u16 = libc::IFLA_LINKINFO;
+    const IFLA_INFO_KIND: u16 = libc::IFLA_INFO_KIND;
     let create = REQUEST | (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
     let kind = Message(Vec::new()).attribute(IFLA_INFO_KIND, b"veth");
     let message = Message::new(libc::RTM_NEWLINK, create, 1)
@@ -212,8 +212,8 @@ pub(super) fn move_link(
     namespace: &impl AsRawFd,
     new_index: i32,
 ) -> Result<(), String> {
-    const IFLA_NET_NS_FD: u16 = 28;
-    const IFLA_NEW_IFINDEX: u16 = 49;
+    const IFLA_NET_NS_FD: u16 = libc::IFLA_NET_NS_FD;
+    const IFLA_NEW_IFINDEX: u16 = libc::IFLA_NEW_IFINDEX;
     let message = Message::new(libc::RTM_SETLINK, REQUEST, 1)
         .bytes(&interface(index))
         .attribute(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes())

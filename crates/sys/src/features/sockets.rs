@@ -57,8 +57,8 @@ pub(super) static ALL: &[Feature] = &[
     ),
 ];
 
-const TCP_REPAIR_ON: libc::c_int = 1;
-const TCP_REPAIR_OFF: libc::c_int = 0;
+const TCP_REPAIR_ON: libc::c_int = linux_raw_sys::net::TCP_REPAIR_ON as libc::c_int;
+const TCP_REPAIR_OFF: libc::c_int = linux_raw_sys::net::TCP_REPAIR_OFF as libc::c_int;
 
 fn diag(protocol: libc::c_int) -> Outcome {
     let protocol = u8::try_from(protocol).expect("protocols of sock_diag fit a byte");
@@ -132,7 +132,7 @@ fn socket_namespace() -> Outcome {
 /// Asks for the file of a socket that has none: a kernel that has the call tells that.
 fn unix_file() -> Outcome {
     /// `SIOCUNIXFILE` of the kernel's include/uapi/linux/un.h.
-    const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
+    const SIOCUNIXFILE: libc::Ioctl = abi::kernel::SIOCUNIXFILE;
     let socket = open(AddressFamily::UNIX, SocketType::STREAM)?;
     // SAFETY: the request has no argument.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE, 0) };
@@ -144,7 +144,7 @@ fn unix_file() -> Outcome {
 }
 
 fn buffer_lock() -> Outcome {
-    const SO_BUF_LOCK: libc::c_int = 72;
+    const SO_BUF_LOCK: libc::c_int = libc::SO_BUF_LOCK;
     let socket = open(AddressFamily::INET, SocketType::STREAM)?;
     let mut value: libc::c_int = 0;
     let mut size = size_of_val(&value) as libc::socklen_t;

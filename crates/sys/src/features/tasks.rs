@@ -104,13 +104,13 @@ fn compare(kind: libc::c_int, first: libc::c_ulong, second: libc::c_ulong) -> Ou
 }
 
 fn kcmp() -> Outcome {
-    const KCMP_VM: libc::c_int = 1;
+    const KCMP_VM: libc::c_int = abi::kernel::KCMP_VM;
     compare(KCMP_VM, 0, 0)
 }
 
 fn kcmp_epoll() -> Outcome {
     use rustix::event::epoll;
-    const KCMP_EPOLL_TFD: libc::c_int = 7;
+    const KCMP_EPOLL_TFD: libc::c_int = abi::kernel::KCMP_EPOLL_TFD;
     /// `struct kcmp_epoll_slot` of the kernel's include/uapi/linux/kcmp.h.
     #[repr(C)]
     struct Slot {
@@ -213,7 +213,8 @@ fn timerfd() -> Outcome {
 }
 
 fn timer_ids() -> Outcome {
-    const PR_TIMER_CREATE_RESTORE_IDS: libc::c_int = 77;
+    const PR_TIMER_CREATE_RESTORE_IDS: libc::c_int =
+        linux_raw_sys::prctl::PR_TIMER_CREATE_RESTORE_IDS as libc::c_int;
     const GET: libc::c_ulong = 2;
     // SAFETY: the call takes numbers and tells whether the mode is on.
     let result = unsafe { libc::prctl(PR_TIMER_CREATE_RESTORE_IDS, GET, 0, 0, 0) };

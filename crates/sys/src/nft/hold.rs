@@ -244,7 +244,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        crate::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             for at in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"] {
                 let listener = TcpListener::bind(at).unwrap();
                 let own = at.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]");
@@ -271,7 +271,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        crate::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             // One that takes both.
             let both = TcpListener::bind("[::]:0").unwrap();
             let port = both.local_addr().unwrap().port();
@@ -300,7 +300,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        crate::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let at = listener.local_addr().unwrap();
             let many = (1..2000).map(|port| held(([10, 0, 0, 1], port).into()));

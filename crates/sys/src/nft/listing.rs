@@ -119,7 +119,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        crate::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             let connection = |local: &str, remote: &str| Connection {
                 local: local.parse().unwrap(),
                 remote: remote.parse().unwrap(),

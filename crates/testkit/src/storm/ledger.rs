@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::{Timespec, futex};
-use sys::subject::Mapping;
 
 use super::step::{NUMBERED, OBJECT_PAGES, OBJECTS, SLOTS, TASKS};
+use crate::calls::Mapping;
 use crate::subjects::Failure;
 use crate::{tree, wait};
 

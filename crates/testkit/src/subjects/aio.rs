@@ -20,9 +20,9 @@ use std::thread;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
 use sys::fork::{Fork, fork};
-use sys::subject::aio::{Context, Event, Operation, Request};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::aio::{Context, Event, Operation, Request};
 use crate::chance::Chance;
 use crate::wait::{SOON, wait_until};
 

@@ -13,9 +13,9 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, clock_gettime, timerfd_create,
     timerfd_settime,
 };
-use sys::subject::{Notify, block_signals, count_signal, counted, create_timer, unblock_signals};
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::{Notify, block_signals, count_signal, counted, create_timer, unblock_signals};
 
 const BILLION: i64 = 1_000_000_000;
 const NAP_NS: i64 = 20_000_000;

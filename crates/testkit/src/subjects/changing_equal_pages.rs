@@ -16,9 +16,9 @@ use std::fs::File;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::{Timespec, nanosleep};
 use sys::fork::{Fork, fork};
-use sys::subject::Mapping;
 
 use super::{Control, Failure, number};
+use crate::calls::Mapping;
 use crate::slots::Slots;
 
 const PAGE_BYTES: usize = 4096;

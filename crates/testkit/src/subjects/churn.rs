@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::setpriority_process;
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
 
 const PAGE_BYTES: usize = 4096;
 const PAGE_WORDS: usize = 512;

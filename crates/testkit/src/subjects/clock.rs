@@ -12,10 +12,10 @@
 //! if no clock ever stepped back and all are right now, or what is wrong; `check all` looks at
 //! `time`, too, which says what made-up data says.
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::subject::Mapping;
-use sys::subject::vdso::{self, Clock, Offsets};
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
+use crate::calls::vdso::{self, Clock, Offsets};
 
 const PAGE_BYTES: usize = 4096;
 const CLOCK_REALTIME: i32 = 0;

@@ -15,10 +15,10 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, clock_gettime, timerfd_create,
     timerfd_settime,
 };
-use sys::subject::vdso::nanoseconds;
-use sys::subject::{Notify, block_signals, create_timer, wait_for_signal};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::vdso::nanoseconds;
+use crate::calls::{Notify, block_signals, create_timer, wait_for_signal};
 
 const BILLION: i64 = 1_000_000_000;
 /// Blocked in every thread: the one whose timer sends it waits for it.

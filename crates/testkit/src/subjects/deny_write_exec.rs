@@ -11,9 +11,9 @@ use std::thread;
 use rustix::io::Errno;
 use sys::fork::{Fork, fork};
 use sys::own::{Attribute, attribute};
-use sys::subject::{WrittenCode, deny_write_exec};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::{WrittenCode, deny_write_exec};
 
 const REFUSE_EXEC_GAIN: u64 = 1;
 const NO_INHERIT: u64 = 2;

@@ -6,9 +6,9 @@
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::{Timespec, nanosleep};
 use sys::fork::{Fork, fork};
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
 use crate::slots::Slots;
 use crate::wait;
 

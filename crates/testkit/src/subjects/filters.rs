@@ -11,9 +11,9 @@ use std::thread;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, Gid, set_capabilities, set_thread_groups, set_thread_res_gid,
 };
-use sys::subject::filters::{Answer, GONE, call_gone, echo_strictly, install_filter};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::filters::{Answer, GONE, call_gone, echo_strictly, install_filter};
 
 /// Calls that a dump or a restore makes and the subject does not.
 const FATAL: &[u32] = &[

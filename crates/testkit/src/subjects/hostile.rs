@@ -16,10 +16,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdFlags, Signal, WaitOptions, getpid, kill_process, pidfd_open, waitpid};
 use sys::fork::{Fork, fork};
 use sys::socket::{Along, send};
-use sys::subject::Mapping;
 use sys::uffd::{Features, Modes, Uffd};
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
 use crate::chance::Chance;
 use crate::machine_memory::{PAGE_BYTES, word};
 use crate::wait::{SOON, try_wait_for};

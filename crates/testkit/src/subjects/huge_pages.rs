@@ -9,9 +9,9 @@ use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 use sys::fork::{Fork, fork};
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood};
+use crate::calls::Mapping;
 
 const HUGE_BYTES: usize = 2 << 20;
 /// Of each mapping.

@@ -18,9 +18,9 @@ use rustix::thread::{
     ClockId, NanosleepRelativeResult, Timespec, clock_nanosleep_absolute, futex, nanosleep,
 };
 use rustix::time::clock_gettime;
-use sys::subject::{select_readable, signal_within};
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::{select_readable, signal_within};
 
 type Wait = fn(u64) -> String;
 

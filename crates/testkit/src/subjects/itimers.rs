@@ -2,7 +2,7 @@
 //! argument `ticking`, a real-time one that fires every 10 ms and is counted.
 //!
 //! `left` answers time left and interval of each in microseconds, `ticks` the count.
-use sys::subject::{count_signal, counted, interval_timer_left, set_interval_timer};
+use crate::calls::{count_signal, counted, interval_timer_left, set_interval_timer};
 
 use super::{Control, Failure, not_understood};
 

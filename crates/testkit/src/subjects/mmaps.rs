@@ -10,9 +10,9 @@ use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood};
+use crate::calls::Mapping;
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 16;

@@ -137,7 +137,7 @@ pub fn run(arguments: &[String]) -> Result<(), Failure> {
             eprintln!("subject {rest:?}: {ended:?}");
             std::process::exit(1);
         })?;
-        sys::subject::end_thread(LEADERS_STATUS);
+        crate::calls::end_thread(LEADERS_STATUS);
     }
     let [name, folder, own @ ..] = arguments else {
         return Err("usage: subject NAME FOLDER [ARGUMENT…]".into());

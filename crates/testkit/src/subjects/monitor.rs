@@ -26,10 +26,10 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::json;
 use sys::socket::{Along, receive, send};
-use sys::subject::Mapping;
 use sys::uffd::{Features, Modes, Uffd};
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
 use crate::chance::Chance;
 use crate::guest::{self, Guest, Work};
 use crate::machine_memory::{PAGE_BYTES, word};

@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use rustix::process::{WaitOptions, waitpid};
 use sys::fork::{Fork, fork};
-use sys::subject::Arena;
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Arena;
 use crate::chance::Chance;
 
 const PAGE_BYTES: usize = 4096;

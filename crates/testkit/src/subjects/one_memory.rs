@@ -7,10 +7,10 @@
 use std::io;
 
 use sys::kcmp::{self, Shared};
-use sys::subject::callers::Callers;
-use sys::subject::clone::{DESCRIPTORS, DIRECTORIES, HANDLERS, MEMORY, SIBLING, THREAD};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::callers::Callers;
+use crate::calls::clone::{DESCRIPTORS, DIRECTORIES, HANDLERS, MEMORY, SIBLING, THREAD};
 
 const BOTH: u64 = MEMORY | HANDLERS;
 const FILES: u64 = DESCRIPTORS | DIRECTORIES;

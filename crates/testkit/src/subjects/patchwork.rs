@@ -5,9 +5,9 @@
 //!
 //! `check` answers "right" while each page holds the word that was written.
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
 
 const PAGE_BYTES: usize = 4096;
 const MADV_NOHUGEPAGE: i32 = 15;

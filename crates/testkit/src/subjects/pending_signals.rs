@@ -8,11 +8,11 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use rustix::thread::gettid;
-use sys::subject::{
-    block_signals, count_signal, counted, ignore_signal, queue_signal, take_signal, unblock_signals,
-};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::{
+    block_signals, count_signal, counted, ignore_signal, queue_signal, take_signal, unblock_signals,
+};
 
 const USR1: i32 = 10;
 const USR2: i32 = 12;

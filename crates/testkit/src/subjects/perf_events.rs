@@ -12,9 +12,9 @@ use rustix::thread::gettid;
 use sys::fcntl::{Owner, set_owner, set_signal};
 use sys::fork::{Fork, fork};
 use sys::perf_event::{self, Watched};
-use sys::subject::{Mapping, count_signal, counted};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::{Mapping, count_signal, counted};
 
 const PAGE_FAULTS: u64 = 2;
 const CONTEXT_SWITCHES: u64 = 3;

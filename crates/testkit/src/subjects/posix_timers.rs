@@ -4,9 +4,9 @@
 //! `left` answers number, time left and interval in milliseconds of each; `ticks` how often the
 //! ticking one was heard, `value` what it carried.
 use rustix::thread::gettid;
-use sys::subject::{Notify, count_signal, counted, create_timer};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::{Notify, count_signal, counted, create_timer};
 
 const TICK: i32 = 42;
 const FAR: i32 = 43;

@@ -3,7 +3,7 @@
 //! `fd` answers its descriptor, `count` how often it was asked.
 use std::os::fd::{AsFd, AsRawFd};
 
-use sys::subject::io_uring;
+use crate::calls::io_uring;
 
 use super::{Control, Failure, not_understood};
 
@@ -11,7 +11,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     let held = match arguments.first().map(String::as_str) {
         Some("io_uring") => {
             let ring = io_uring()?;
-            sys::ring::register_personality(ring.as_fd())?;
+            crate::calls::register_personality(ring.as_fd())?;
             ring
         }
         other => return Err(format!("{other:?} is nothing to hold").into()),

@@ -193,9 +193,9 @@ impl Subject {
         let files: [Option<BorrowedFd<'_>>; 4] =
             [None, Some(told.as_fd()), Some(file.as_fd()), None];
         ring::register_files(own, &files, &[0; 4])?;
-        ring::register_buffers(own, &[&buffer])?;
+        crate::calls::register_buffers(own, &[&buffer])?;
         ring::register_eventfd(own, &told, false)?;
-        ring::register_number(own, NUMBER)?;
+        crate::calls::register_number(own, NUMBER)?;
         let mut subject = Self {
             ring,
             file,
@@ -287,7 +287,7 @@ impl Subject {
         for number in 0..2 {
             expect(&self.ring, UNREAD + number)?;
         }
-        if ring::submit_by_number(NUMBER, 8)? != 3 {
+        if crate::calls::submit_by_number(NUMBER, 8)? != 3 {
             return Err("not all that was prepared was submitted".into());
         }
         for number in 0..3 {

@@ -6,11 +6,12 @@
 //! `ids` answers "role pid group session" of each as the kernel tells them.
 use rustix::process::{getpid, set_child_subreaper, setpgid, setsid};
 use sys::fork::{Fork, fork};
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood};
-use crate::wait;
 use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::calls::Mapping;
+use crate::wait;
 
 const ROLES: [&str; 3] = ["daemon", "leader", "group"];
 

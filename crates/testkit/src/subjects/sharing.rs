@@ -15,10 +15,10 @@ use rustix::thread::{Timespec, nanosleep};
 use sys::fork::Fork;
 use sys::io_class::{self, Class};
 use sys::kcmp::{self, Shared};
-use sys::subject::Mapping;
-use sys::subject::clone::{DESCRIPTORS, DIRECTORIES, IO_CONTEXT, SEMAPHORE_UNDO, clone, unshare};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::Mapping;
+use crate::calls::clone::{DESCRIPTORS, DIRECTORIES, IO_CONTEXT, SEMAPHORE_UNDO, clone, unshare};
 use crate::wait;
 
 const ALL: u64 = DESCRIPTORS | DIRECTORIES | SEMAPHORE_UNDO;

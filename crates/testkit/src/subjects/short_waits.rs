@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::thread::{NanosleepRelativeResult, nanosleep};
-use sys::subject::select_readable;
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::select_readable;
 
 const MS: u64 = 7;
 const STACK_BYTES: usize = 64 << 10;

@@ -7,11 +7,11 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use rustix::thread::gettid;
-use sys::subject::{
-    alternate_stack, alternate_stack_now, count_signal, last_handler_stack, queue_signal,
-};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::{
+    alternate_stack, alternate_stack_now, count_signal, last_handler_stack, queue_signal,
+};
 
 const SIGNAL: i32 = 41;
 const SA_ONSTACK: i32 = 0x0800_0000;

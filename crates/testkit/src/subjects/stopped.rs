@@ -13,7 +13,7 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, waitid, waitpid,
 };
 
-use sys::subject::{block_signals, take_signal};
+use crate::calls::{block_signals, take_signal};
 
 use super::{Control, Failure, not_understood};
 use crate::tree;

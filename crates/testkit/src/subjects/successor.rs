@@ -7,10 +7,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::{Timespec, nanosleep};
 use sys::fork::Fork;
-use sys::subject::Mapping;
-use sys::subject::clone::clone;
 
 use super::{Control, Failure, not_understood};
+use crate::calls::Mapping;
+use crate::calls::clone::clone;
 use crate::slots::Slots;
 
 const PAGE_BYTES: usize = 4096;

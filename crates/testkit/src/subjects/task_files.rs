@@ -16,9 +16,10 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open, pidfd_send_signal,
     waitid,
 };
-use sys::fork::{Fork, fork, pidfd_of_nobody};
+use sys::fork::{Fork, fork};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::pidfd_of_nobody;
 use crate::wait;
 
 const WATCHED: u64 = 0xfeed_beef;
@@ -99,7 +100,7 @@ impl Held {
     }
 
     fn check(&self) -> Result<(), Failure> {
-        let nothing = |pidfd: &OwnedFd| sys::subject::signal_by(pidfd.as_fd(), 0);
+        let nothing = |pidfd: &OwnedFd| crate::calls::signal_by(pidfd.as_fd(), 0);
         for pidfd in [&self.child, &self.itself, &self.thread] {
             nothing(pidfd)?;
         }
@@ -153,7 +154,7 @@ fn leased(folder: &Path) -> Result<File, Failure> {
 /// What becomes of who wants to write to the leased file without waiting.
 fn breaking(folder: &Path) -> Result<String, Failure> {
     let flags = OFlags::WRONLY | OFlags::NONBLOCK;
-    sys::subject::ignore_signal(Signal::IO.as_raw())?;
+    crate::calls::ignore_signal(Signal::IO.as_raw())?;
     let opened = open(folder.join("leased"), flags, Mode::empty());
     Ok(opened.map_or_else(|error| error.to_string(), |_| "nothing".to_owned()))
 }

@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::thread::gettid;
-use sys::subject::{Notify, count_signal, counted, create_timer};
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::{Notify, count_signal, counted, create_timer};
 use crate::wait;
 
 /// What is signalled to each.

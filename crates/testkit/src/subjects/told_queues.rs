@@ -14,9 +14,9 @@ use rustix::net::{RecvFlags, recv};
 use rustix::process::getpid;
 use sys::fork::{Fork, fork};
 use sys::mqueue::{self, Attributes, Message, Tell};
-use sys::subject::{block_signals, take_signal, wait_for_signal};
 
 use super::{Control, Failure, not_understood};
+use crate::calls::{block_signals, take_signal, wait_for_signal};
 
 /// Priorities, and lengths at and beside those at which the kernel begins another piece.
 const MESSAGES: [(u32, usize); 8] = [

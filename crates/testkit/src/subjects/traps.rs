@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use sys::subject::traps::{ANSWER, count_traps, intercept_calls, intercepted, step};
+use crate::calls::traps::{ANSWER, count_traps, intercept_calls, intercepted, step};
 
 use super::{Control, Failure, not_understood};
 

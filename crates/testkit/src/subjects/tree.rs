@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::{Timespec, futex, nanosleep};
 use sys::fork::{Fork, fork};
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
 use crate::wait;
 
 const PAGE_BYTES: usize = 4096;

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::fork::pidfd_of_nobody;
-use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
+use crate::calls::Mapping;
+use crate::calls::pidfd_of_nobody;
 
 const PAGE_BYTES: usize = 4096;
 const LAST_WORD: usize = PAGE_BYTES - 8;

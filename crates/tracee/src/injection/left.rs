@@ -143,7 +143,7 @@ fn read_some(pid: i32, at: Addr, bytes: &mut [u8]) -> std::io::Result<bool> {
 
 /// How much was read, which is nothing where nothing may be read.
 fn or_nothing(got: std::io::Result<usize>) -> std::io::Result<usize> {
-    const EFAULT: i32 = 14;
+    const EFAULT: i32 = libc::EFAULT;
     match got {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
         Err(error) if error.raw_os_error() == Some(EFAULT) => Ok(0),

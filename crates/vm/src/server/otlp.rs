@@ -1,4 +1,9 @@
 //! Metrics told to an OpenTelemetry collector, again and again.
+//!
+//! Not crate opentelemetry-otlp: its exporter takes only metrics that the meters of its SDK have
+//! collected, as the fields of `ResourceMetrics` are private. The server would count everything
+//! twice, for `GET /metrics` and for the exporter, and link five crates more. The messages are
+//! those of opentelemetry-proto, and hyper is there for the control socket.
 
 use std::io;
 use std::sync::Arc;

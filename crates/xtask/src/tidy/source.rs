@@ -1,5 +1,5 @@
 //! Rules that one file keeps or breaks by itself: sizes, names, first sentence, `unsafe`, printing.
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Violation;
 use super::mask::mask;
@@ -19,8 +19,12 @@ const VAGUE: &[&str] = &[
     "helper.rs",
     "misc.rs",
 ];
-/// The crates that may contain `unsafe`.
-const UNSAFE_CRATES: &[&str] = &["sys", "blob"];
+/// The folders that may contain `unsafe`.
+const UNSAFE_FOLDERS: &[&str] = &["crates/sys", "crates/blob", "crates/testkit/src/calls"];
+/// How the root of a crate without such a folder forbids `unsafe`.
+const FORBIDS_UNSAFE: &str = "#![forbid(unsafe_code)]";
+/// The same for a crate of which only a folder may contain it.
+const DENIES_UNSAFE: &str = "#![deny(unsafe_code)]";
 /// The crates that may print, read the environment and end the process: the command, and what only
 /// developers run.
 const SPEAKING_CRATES: &[&str] = &["cli", "testkit", "bench", "programs", "xtask"];
@@ -75,15 +79,17 @@ pub fn check(path: &Path, text: &str) -> Vec<Violation> {
         }
     }
     let crate_name = crate_name(path);
-    if !UNSAFE_CRATES.contains(&crate_name) {
+    if !UNSAFE_FOLDERS.iter().any(|folder| path.starts_with(folder)) {
         for number in lines_with(&lines, "unsafe") {
             say(number, "`unsafe` outside the crates sys and blob".into());
         }
-        if is_crate_root(path) && !masked.contains("#![forbid(unsafe_code)]") {
-            say(
-                1,
-                "the crate's root has no `#![forbid(unsafe_code)]`".into(),
-            );
+        let has_folder = |folder: &&str| Path::new(folder).starts_with(crate_folder(path));
+        let lint = match UNSAFE_FOLDERS.iter().any(has_folder) {
+            true => DENIES_UNSAFE,
+            false => FORBIDS_UNSAFE,
+        };
+        if is_crate_root(path) && !masked.contains(lint) {
+            say(1, format!("the crate's root has no `{lint}`"));
         }
     }
     if !SPEAKING_CRATES.contains(&crate_name) {
@@ -107,6 +113,10 @@ pub fn crate_name(path: &Path) -> &str {
         .nth(1)
         .and_then(|part| part.to_str())
         .unwrap_or_default()
+}
+
+fn crate_folder(path: &Path) -> PathBuf {
+    path.iter().take(2).collect()
 }
 
 fn is_crate_root(path: &Path) -> bool {
@@ -216,6 +226,10 @@ mod tests {
         let want = ["crates/image/src/a.rs:3: `unsafe` outside the crates sys and blob"];
         assert_eq!(rules("crates/image/src/a.rs", text), want);
         assert_eq!(rules("crates/sys/src/a.rs", text), Vec::<String>::new());
+        let calls = "crates/testkit/src/calls/a.rs";
+        assert_eq!(rules(calls, text), Vec::<String>::new());
+        let want = ["crates/testkit/src/lib.rs:1: the crate's root has no `#![deny(unsafe_code)]`"];
+        assert_eq!(rules("crates/testkit/src/lib.rs", "//! a\n"), want);
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Counter {
 fn is_saved_and_goes_on(emulator: Emulator, machine: &str) {
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
-    fs::write(folder.join("rom"), sys::subject::rom::counting()).expect("written");
+    fs::write(folder.join("rom"), testkit::calls::rom::counting()).expect("written");
     let mut words = emulator.program();
     let (memory, mib) = (emulator.memory(MIB), MIB.to_string());
     let kind = format!("{machine},memory-backend=mem");

@@ -208,7 +208,7 @@ impl<'a> Machine<'a> {
             Sysno::mprotect => space.protect(span(), args[2] as u32)?,
             Sysno::madvise => space.advise(span(), args[2] as u32)?,
             Sysno::mmap => {
-                const MAP_FIXED: u32 = 0x10;
+                const MAP_FIXED: u32 = linux_raw_sys::general::MAP_FIXED;
                 let flags = args[3] as u32 & !MAP_FIXED;
                 let file = args[4] as i32;
                 space.map(span(), args[2] as u32, 0, |number| match file {

@@ -25,8 +25,8 @@ const ARENA: u64 = 0x70_0000;
 const ARENA_PAGES: u64 = 40;
 /// Where their vDSOs are.
 const VDSO: u64 = 0x7_ff00_0000;
-const MAP_GROWSDOWN: u32 = 0x100;
-const MAP_NORESERVE: u32 = 0x4000;
+const MAP_GROWSDOWN: u32 = linux_raw_sys::general::MAP_GROWSDOWN;
+const MAP_NORESERVE: u32 = linux_raw_sys::general::MAP_NORESERVE;
 
 /// What came of one world.
 #[derive(PartialEq)]

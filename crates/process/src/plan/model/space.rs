@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use abi::{PAGE_BYTES, Span};
 
-pub const PROT_WRITE: u32 = 2;
-pub const MAP_SHARED: u32 = 0x01;
-pub const MAP_PRIVATE: u32 = 0x02;
-pub const MAP_ANONYMOUS: u32 = 0x20;
-pub const MADV_DONTNEED: u32 = 4;
-pub const MADV_DONTFORK: u32 = 10;
-pub const MADV_DOFORK: u32 = 11;
-pub const MADV_HUGEPAGE: u32 = 14;
-pub const MADV_NOHUGEPAGE: u32 = 15;
-pub const MADV_WIPEONFORK: u32 = 18;
-pub const MADV_KEEPONFORK: u32 = 19;
-pub const MADV_GUARD_INSTALL: u32 = 102;
+pub const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
+pub const MAP_SHARED: u32 = linux_raw_sys::general::MAP_SHARED;
+pub const MAP_PRIVATE: u32 = linux_raw_sys::general::MAP_PRIVATE;
+pub const MAP_ANONYMOUS: u32 = linux_raw_sys::general::MAP_ANONYMOUS;
+pub const MADV_DONTNEED: u32 = linux_raw_sys::general::MADV_DONTNEED;
+pub const MADV_DONTFORK: u32 = linux_raw_sys::general::MADV_DONTFORK;
+pub const MADV_DOFORK: u32 = linux_raw_sys::general::MADV_DOFORK;
+pub const MADV_HUGEPAGE: u32 = linux_raw_sys::general::MADV_HUGEPAGE;
+pub const MADV_NOHUGEPAGE: u32 = linux_raw_sys::general::MADV_NOHUGEPAGE;
+pub const MADV_WIPEONFORK: u32 = linux_raw_sys::general::MADV_WIPEONFORK;
+pub const MADV_KEEPONFORK: u32 = linux_raw_sys::general::MADV_KEEPONFORK;
+pub const MADV_GUARD_INSTALL: u32 = linux_raw_sys::general::MADV_GUARD_INSTALL;
 
 /// The pages of data and of code that a vDSO has here.
 pub const VDSO_DATA_PAGES: u64 = 4;

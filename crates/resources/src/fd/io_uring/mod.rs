@@ -739,7 +739,7 @@ mod tests {
         let odd = &kept[17..5 * PAGE_BYTES + 3];
         let address = lost.as_ptr() as u64;
         let buffers = [odd, &kept[..], &lost[..]];
-        ring::register_buffers(own.own.as_fd(), &buffers).expect("buffers");
+        testkit::calls::register_buffers(own.own.as_fd(), &buffers).expect("buffers");
         let mut world = World::default();
         let at = world.add(own.own);
         world.dump().expect("they are all there");

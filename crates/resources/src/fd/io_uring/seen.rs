@@ -176,7 +176,7 @@ fn hindrance(ring: &Structure<'_>) -> Result<Option<String>> {
     if unknown != 0 {
         return Ok(Some(format!("it has flags {unknown:#x}")));
     }
-    const CLOCK_MONOTONIC: u32 = 1;
+    const CLOCK_MONOTONIC: u32 = linux_raw_sys::general::CLOCK_MONOTONIC;
     const NAPI_INACTIVE: u8 = 255;
     let states = [
         (

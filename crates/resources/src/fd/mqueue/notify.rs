@@ -16,9 +16,9 @@ use crate::kernel::{Kernel, Structure};
 use crate::script::{Script, Width};
 use crate::{Error, Result};
 
-const SIGEV_SIGNAL: u32 = 0;
-const SIGEV_NONE: u32 = 1;
-const SIGEV_THREAD: u32 = 2;
+const SIGEV_SIGNAL: u32 = linux_raw_sys::general::SIGEV_SIGNAL;
+const SIGEV_NONE: u32 = linux_raw_sys::general::SIGEV_NONE;
+const SIGEV_THREAD: u32 = linux_raw_sys::general::SIGEV_THREAD;
 /// The size of `struct sigevent`.
 const EVENT_BYTES: usize = 64;
 /// What a helper thread is sent (`NOTIFY_COOKIE_LEN`).

@@ -10,7 +10,7 @@ use super::feed::{Feed, LARGEST_BYTES, SMALL_BYTES};
 use super::ring::{KERNEL, Moment, Shape, USER};
 
 /// `TP_STATUS_BLK_TMO`: the block was handed over before it was full.
-const TIMED_OUT: u32 = 1 << 5;
+const TIMED_OUT: u32 = libc::TP_STATUS_BLK_TMO;
 /// Where a block has what is known of it (`struct tpacket_block_desc`).
 const STATUS: usize = 8;
 const PACKETS: usize = 12;

@@ -5,8 +5,8 @@ use sys::netlink::{Batch, DUMP, Netlink, REQUEST, attributes};
 use super::Membership;
 use super::ring::Shape;
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const AF_PACKET: u8 = 17;
+const SOCK_DIAG_BY_FAMILY: u16 = abi::kernel::SOCK_DIAG_BY_FAMILY;
+const AF_PACKET: u8 = libc::AF_PACKET as u8;
 const MESSAGE_BYTES: usize = 16;
 /// Where a message has the socket's inode number.
 const INODE: usize = 4;

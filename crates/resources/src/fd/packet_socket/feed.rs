@@ -19,8 +19,8 @@ pub(super) const LARGEST_BYTES: usize = 60_000;
 pub(super) const SMALL_BYTES: usize = 16;
 /// How long a packet may take.
 const PATIENCE: Duration = Duration::from_secs(2);
-const SOL_SOCKET: i32 = 1;
-const SO_DETACH_FILTER: i32 = 27;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_DETACH_FILTER: i32 = libc::SO_DETACH_FILTER;
 /// `ret #0`: no packet passes.
 const NOTHING: [u8; 8] = [6, 0, 0, 0, 0, 0, 0, 0];
 

@@ -26,15 +26,15 @@ use super::socket::{self, Nature, hidden};
 use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
 
-const AF_PACKET: i32 = 17;
-const SOCK_DGRAM: i32 = 2;
-const SOCK_RAW: i32 = 3;
-const SOL_SOCKET: i32 = 1;
-const SO_ERROR: i32 = 4;
-const PACKET_ADD_MEMBERSHIP: i32 = 1;
-const PACKET_STATISTICS: i32 = 6;
-const PACKET_COPY_THRESH: i32 = 7;
-const PACKET_FANOUT: i32 = 18;
+const AF_PACKET: i32 = libc::AF_PACKET;
+const SOCK_DGRAM: i32 = libc::SOCK_DGRAM;
+const SOCK_RAW: i32 = libc::SOCK_RAW;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_ERROR: i32 = libc::SO_ERROR;
+const PACKET_ADD_MEMBERSHIP: i32 = libc::PACKET_ADD_MEMBERSHIP;
+const PACKET_STATISTICS: i32 = libc::PACKET_STATISTICS;
+const PACKET_COPY_THRESH: i32 = libc::PACKET_COPY_THRESH;
+const PACKET_FANOUT: i32 = libc::PACKET_FANOUT;
 /// Where an address has the interface.
 const INTERFACE: usize = 4;
 /// The longest address of an interface, in bytes.

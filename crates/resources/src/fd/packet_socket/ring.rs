@@ -18,8 +18,8 @@ use crate::fd::ready;
 use crate::fd::{DumpContext, Open, RestoreContext};
 use crate::{Error, Result};
 
-pub(super) const SOL_PACKET: i32 = 263;
-const PACKET_RX_RING: i32 = 5;
+pub(super) const SOL_PACKET: i32 = libc::SOL_PACKET;
+const PACKET_RX_RING: i32 = libc::PACKET_RX_RING;
 /// Whoever has a frame or a block: the kernel, or with any bit the program.
 pub(super) const KERNEL: u32 = 0;
 pub(super) const USER: u32 = 1;

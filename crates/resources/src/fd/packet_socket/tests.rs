@@ -7,8 +7,8 @@ use sys::socket::Along;
 
 use super::ring::{KERNEL, Shape, V3};
 
-const PACKET_RX_RING: i32 = 5;
-const PACKET_VERSION: i32 = 10;
+const PACKET_RX_RING: i32 = libc::PACKET_RX_RING;
+const PACKET_VERSION: i32 = libc::PACKET_VERSION;
 const LOOPBACK: u32 = 1;
 /// Protocols of these tests' own.
 const PROTOCOL: u16 = 0x88b5;

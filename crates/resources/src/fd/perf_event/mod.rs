@@ -234,7 +234,7 @@ impl Kind for PerfEvent {
     }
 
     fn open_in_task(record: &Record, number: i32, needed: Option<i32>, script: &mut Script) {
-        const F_SETFL: u32 = 4;
+        const F_SETFL: u32 = linux_raw_sys::general::F_SETFL;
         let flags = status::opening(record.flags);
         let attr = script.bytes(&record.attr().disabled());
         let (tid, leader) = (record.tid.unwrap_or(-1), needed.unwrap_or(-1));

@@ -5,8 +5,8 @@ use std::os::fd::AsFd as _;
 use std::process::{Child, Command};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::perf_event::{DISABLED, Watched, enable, open, refresh, set_filter, software};
-use sys::subject::Mapping;
+use sys::perf_event::{DISABLED, Watched, enable, open, refresh, software};
+use testkit::calls::{Mapping, set_filter};
 
 use super::super::testing::{At, World};
 use super::*;
@@ -106,8 +106,8 @@ fn it_is_opened_as_it_was_and_counts_nothing_yet() {
         let want = format!("performance event software {number:#x} of thread {pid} {on}");
         assert_eq!(told, want);
         let text = script(&record, None);
-        let call = format!(", flags=0x1}}, {pid}, -1, -1, 0) = 5");
-        let kind = format!("perf_event_open({{kind=1, size=112, config={number}, ");
+        let call = format!(", flags=0x1}}, pid={pid}, cpu=-1, group=-1, flags=0) = 5");
+        let kind = format!("perf_event_open(attr={{type=1, size=112, config={number}, ");
         let text = text.replace("config=0x", "config=");
         assert!(text.contains(&call) && text.contains(&kind), "{text}");
     }
@@ -125,7 +125,10 @@ fn flags_and_limits_are_told() {
     assert_eq!((record.limit, record.counts), (3, true));
     let text = script(&record, None);
     assert!(text.contains("sample_period=1000"), "{text}");
-    assert!(text.contains("fcntl(5, F_SETFL, O_NONBLOCK)"), "{text}");
+    assert!(
+        text.contains("fcntl(fd=5, F_SETFL, flags=NONBLOCK)"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -147,7 +150,7 @@ fn members_need_the_first_of_their_group() {
         (None, Some(DescriptionId(1)))
     );
     let text = script(recorded(&world, member), Some(9));
-    assert!(text.contains(", -1, 9, 0) = 5"), "{text}");
+    assert!(text.contains(", cpu=-1, group=9, flags=0) = 5"), "{text}");
     drop(world.take(leader));
 }
 
@@ -208,7 +211,10 @@ fn what_a_processor_runs_is_kept() {
     let (record, told) = dumped(event).expect("it is kept");
     assert!(told.ends_with("of processor 0 off"), "{told}");
     let text = script(&record, None);
-    assert!(text.contains("}, -1, 0, -1, 0) = 5"), "{text}");
+    assert!(
+        text.contains("}, pid=-1, cpu=0, group=-1, flags=0) = 5"),
+        "{text}"
+    );
 }
 
 #[test]

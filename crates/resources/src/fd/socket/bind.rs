@@ -11,14 +11,14 @@ use rustix::io::Errno;
 use super::{Nature, inet};
 use crate::fd::RestoreContext;
 
-const SOCK_DGRAM: i32 = 2;
-const SOCK_STREAM: i32 = 1;
-const SOL_IP: i32 = 0;
-const SOL_SOCKET: i32 = 1;
-const SO_REUSEADDR: i32 = 2;
-const SO_REUSEPORT: i32 = 15;
-const IP_FREEBIND: i32 = 15;
-const IP_BIND_ADDRESS_NO_PORT: i32 = 24;
+const SOCK_DGRAM: i32 = libc::SOCK_DGRAM;
+const SOCK_STREAM: i32 = libc::SOCK_STREAM;
+const SOL_IP: i32 = libc::SOL_IP;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_REUSEADDR: i32 = libc::SO_REUSEADDR;
+const SO_REUSEPORT: i32 = libc::SO_REUSEPORT;
+const IP_FREEBIND: i32 = libc::IP_FREEBIND;
+const IP_BIND_ADDRESS_NO_PORT: i32 = libc::IP_BIND_ADDRESS_NO_PORT;
 
 /// Binds `own` to `local`, as it was before. `is_foreign`: the address was none of the host's
 /// already at the dump.

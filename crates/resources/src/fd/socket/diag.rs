@@ -9,8 +9,8 @@ use sys::netlink::{Batch, DUMP, Netlink, REQUEST, attributes};
 
 use crate::{Error, Result};
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const AF_UNIX: u8 = 1;
+const SOCK_DIAG_BY_FAMILY: u16 = abi::kernel::SOCK_DIAG_BY_FAMILY;
+const AF_UNIX: u8 = libc::AF_UNIX as u8;
 const MESSAGE_BYTES: usize = 16;
 
 /// `UDIAG_SHOW_PEER | UDIAG_SHOW_ICONS | UDIAG_SHOW_RQLEN`

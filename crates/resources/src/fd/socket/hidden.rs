@@ -33,20 +33,20 @@ use crate::kernel::Kernel;
 use crate::{Error, Result};
 
 const AF_INET6: i32 = super::inet::AF_INET6;
-const SOCK_STREAM: i32 = 1;
-const SOCK_RAW: i32 = 3;
-const SOL_IP: i32 = 0;
-const SOL_SOCKET: i32 = 1;
-const SOL_IPV6: i32 = 41;
-const IPPROTO_IGMP: i32 = 2;
-const IPPROTO_ICMPV6: i32 = 58;
-const SO_REUSEPORT: i32 = 15;
-const SO_TIMESTAMPING: i32 = 37;
-const SO_ZEROCOPY: i32 = 60;
-const IP_MULTICAST_IF: i32 = 32;
-const IPV6_FLOWLABEL_MGR: i32 = 32;
+const SOCK_STREAM: i32 = libc::SOCK_STREAM;
+const SOCK_RAW: i32 = libc::SOCK_RAW;
+const SOL_IP: i32 = libc::SOL_IP;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SOL_IPV6: i32 = libc::SOL_IPV6;
+const IPPROTO_IGMP: i32 = libc::IPPROTO_IGMP;
+const IPPROTO_ICMPV6: i32 = libc::IPPROTO_ICMPV6;
+const SO_REUSEPORT: i32 = libc::SO_REUSEPORT;
+const SO_TIMESTAMPING: i32 = libc::SO_TIMESTAMPING;
+const SO_ZEROCOPY: i32 = libc::SO_ZEROCOPY;
+const IP_MULTICAST_IF: i32 = libc::IP_MULTICAST_IF;
+const IPV6_FLOWLABEL_MGR: i32 = libc::IPV6_FLOWLABEL_MGR;
 /// `SOF_TIMESTAMPING_OPT_ID`
-const NUMBERS_TIMES: i32 = 1 << 7;
+const NUMBERS_TIMES: i32 = libc::SOF_TIMESTAMPING_OPT_ID as i32;
 /// The most instructions that a classic program has.
 const PROGRAM_MOST: u64 = 4096;
 /// One instruction of it: `struct sock_filter`.
@@ -394,7 +394,7 @@ mod tests {
     /// `return 0`: the first socket gets it all.
     const FIRST: [u8; 8] = [6, 0, 0, 0, 0, 0, 0, 0];
     const LOOPBACK: u32 = 1;
-    const SO_BINDTODEVICE: i32 = 25;
+    const SO_BINDTODEVICE: i32 = libc::SO_BINDTODEVICE;
 
     fn refusal(own: OwnedFd) -> String {
         let error = World::new(vec![own]).dump().unwrap_err();
@@ -517,7 +517,7 @@ mod tests {
     #[test]
     fn numbers_of_what_was_sent_are_refused() {
         const SENT_AND_NUMBERED: i32 = 1 << 1 | 1 << 4 | NUMBERS_TIMES;
-        const MSG_ERRQUEUE: i32 = 0x2000;
+        const MSG_ERRQUEUE: i32 = libc::MSG_ERRQUEUE;
         alone!({
             testkit::needs_kernel_memory!();
             let other = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -545,8 +545,8 @@ mod tests {
 
     #[test]
     fn what_no_call_tells_of_a_datagram_socket_is_refused() {
-        const IP_XFRM_POLICY: i32 = 17;
-        const IPV6_PKTINFO: i32 = 50;
+        const IP_XFRM_POLICY: i32 = libc::IP_XFRM_POLICY;
+        const IPV6_PKTINFO: i32 = libc::IPV6_PKTINFO;
         // A policy that lets all go out: `struct xfrm_userpolicy_info`.
         let mut policy = vec![0; 168];
         policy[40..42].copy_from_slice(&2u16.to_ne_bytes());

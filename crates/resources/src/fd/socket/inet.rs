@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// `AF_INET`.
-pub const AF_INET: i32 = 2;
+pub const AF_INET: i32 = libc::AF_INET;
 /// `AF_INET6`.
-pub const AF_INET6: i32 = 10;
+pub const AF_INET6: i32 = linux_raw_sys::net::AF_INET6 as i32;
 
 /// Reads a `sockaddr`; `None` for one of another family or cut short.
 #[must_use]

@@ -9,11 +9,11 @@ use sys::netlink::{ACK, Batch, DUMP, Netlink, REQUEST, attributes};
 use super::inet::{AF_INET, AF_INET6};
 use crate::fd::tcp::signature::Signature;
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DIAG_BY_FAMILY: u16 = abi::kernel::SOCK_DIAG_BY_FAMILY;
 const SOCK_DESTROY: u16 = 21;
 const MESSAGE_BYTES: usize = 72;
-const IPPROTO_TCP: u8 = 6;
-const IPPROTO_MPTCP: u32 = 262;
+const IPPROTO_TCP: u8 = libc::IPPROTO_TCP as u8;
+const IPPROTO_MPTCP: u32 = libc::IPPROTO_MPTCP as u32;
 const INET_DIAG_SHUTDOWN: u16 = 8;
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_MD5SIG: u16 = 18;
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn only_the_leftovers_of_one_connection_are_ended() {
         testkit::needs_root!();
-        sys::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             for at in ["127.0.0.1:0", "[::1]:0"] {
                 let listener = TcpListener::bind(at).unwrap();
                 let connect = || {

@@ -23,10 +23,10 @@ use crate::kernel::Kernel;
 use crate::{Error, Result};
 
 /// `SOL_SOCKET` options that say what a socket is.
-const SOL_SOCKET: i32 = 1;
-const SO_TYPE: i32 = 3;
-const SO_PROTOCOL: i32 = 38;
-const SO_DOMAIN: i32 = 39;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_TYPE: i32 = libc::SO_TYPE;
+const SO_PROTOCOL: i32 = libc::SO_PROTOCOL;
+const SO_DOMAIN: i32 = libc::SO_DOMAIN;
 
 /// What kind of socket it is, as socket(2) was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,11 +11,11 @@ use std::os::fd::BorrowedFd;
 use crate::fd::Open;
 use crate::{Error, Result};
 
-pub(in crate::fd) const IP_ADD_MEMBERSHIP: i32 = 35;
-const IPV6_ADD_MEMBERSHIP: i32 = 20;
+pub(in crate::fd) const IP_ADD_MEMBERSHIP: i32 = libc::IP_ADD_MEMBERSHIP;
+const IPV6_ADD_MEMBERSHIP: i32 = libc::IPV6_ADD_MEMBERSHIP;
 /// With `IPPROTO_IP` and `IPPROTO_IPV6`.
-const MCAST_MSFILTER: i32 = 48;
-const MCAST_EXCLUDE: u32 = 0;
+const MCAST_MSFILTER: i32 = libc::MCAST_MSFILTER;
+const MCAST_EXCLUDE: u32 = linux_raw_sys::net::MCAST_EXCLUDE;
 
 /// Membership in a multicast group.
 #[derive(Clone, PartialEq, Eq, prost::Message)]

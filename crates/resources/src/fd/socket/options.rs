@@ -21,27 +21,27 @@ use super::ledger::{self, Entry, Fate, Kept, Kinds};
 use crate::fd::{DumpContext, Open};
 use crate::{Error, Result};
 
-const SOL_IP: i32 = 0;
-const SOL_SOCKET: i32 = 1;
-const SOL_TCP: i32 = 6;
-const SOL_UDP: i32 = 17;
-const SOL_IPV6: i32 = 41;
+const SOL_IP: i32 = libc::SOL_IP;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SOL_TCP: i32 = libc::SOL_TCP;
+const SOL_UDP: i32 = libc::SOL_UDP;
+const SOL_IPV6: i32 = libc::SOL_IPV6;
 
-const SO_SNDBUF: i32 = 7;
-const SO_RCVBUF: i32 = 8;
-const SO_RCVLOWAT: i32 = 18;
-const SO_SNDBUFFORCE: i32 = 32;
-const SO_RCVBUFFORCE: i32 = 33;
-const SO_LOCK_FILTER: i32 = 44;
-const TCP_RTO_MIN_US: i32 = 45;
-const TCP_DELACK_MAX_US: i32 = 46;
-const UDP_ENCAP: i32 = 100;
+const SO_SNDBUF: i32 = libc::SO_SNDBUF;
+const SO_RCVBUF: i32 = libc::SO_RCVBUF;
+const SO_RCVLOWAT: i32 = libc::SO_RCVLOWAT;
+const SO_SNDBUFFORCE: i32 = libc::SO_SNDBUFFORCE;
+const SO_RCVBUFFORCE: i32 = libc::SO_RCVBUFFORCE;
+const SO_LOCK_FILTER: i32 = libc::SO_LOCK_FILTER;
+const TCP_RTO_MIN_US: i32 = linux_raw_sys::net::TCP_RTO_MIN_US as i32;
+const TCP_DELACK_MAX_US: i32 = linux_raw_sys::net::TCP_DELACK_MAX_US as i32;
+const UDP_ENCAP: i32 = libc::UDP_ENCAP;
 /// `UDP_ENCAP_L2TPINUDP`: what comes after is set by the kernel's own tunnels alone.
 const UDP_ENCAP_LAST: i32 = 3;
 /// More than this no call sets, of two limits of TCP; their sysctls do.
 const TCP_MOST_US: i32 = 200_000;
 /// Which of the two sizes were set by the owner and are not tuned.
-pub(crate) const SO_BUF_LOCK: i32 = 72;
+pub(crate) const SO_BUF_LOCK: i32 = libc::SO_BUF_LOCK;
 
 /// When an option is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

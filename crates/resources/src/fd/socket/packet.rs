@@ -12,13 +12,13 @@ use sys::socket::{Along, open, send};
 
 use super::inet::{AF_INET, AF_INET6};
 
-const IPPROTO_ICMP: u8 = 1;
-const IPPROTO_TCP: u8 = 6;
-const IPPROTO_UDP: u8 = 17;
-const IPPROTO_ICMPV6: u8 = 58;
-const IPPROTO_UDPLITE: u8 = 136;
-const IPPROTO_RAW: i32 = 255;
-const SOCK_RAW: i32 = 3;
+const IPPROTO_ICMP: u8 = libc::IPPROTO_ICMP as u8;
+const IPPROTO_TCP: u8 = libc::IPPROTO_TCP as u8;
+const IPPROTO_UDP: u8 = libc::IPPROTO_UDP as u8;
+const IPPROTO_ICMPV6: u8 = libc::IPPROTO_ICMPV6 as u8;
+const IPPROTO_UDPLITE: u8 = libc::IPPROTO_UDPLITE as u8;
+const IPPROTO_RAW: i32 = libc::IPPROTO_RAW;
+const SOCK_RAW: i32 = libc::SOCK_RAW;
 const FIN_ACK: u8 = 0x11;
 const HOPS: u8 = 64;
 const UDP_BYTES: usize = 8;

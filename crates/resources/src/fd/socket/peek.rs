@@ -12,15 +12,15 @@ use crate::fd::Open;
 use crate::fd::ready;
 use crate::{Error, Result};
 
-const SOL_SOCKET: i32 = 1;
-const SO_PEEK_OFF: i32 = 42;
-const MSG_PEEK: i32 = 2;
-const MSG_TRUNC: i32 = 0x20;
-const MSG_DONTWAIT: i32 = 0x40;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_PEEK_OFF: i32 = libc::SO_PEEK_OFF;
+const MSG_PEEK: i32 = libc::MSG_PEEK;
+const MSG_TRUNC: i32 = libc::MSG_TRUNC;
+const MSG_DONTWAIT: i32 = libc::MSG_DONTWAIT;
 const PEEK: i32 = MSG_PEEK | MSG_DONTWAIT;
 
-const AF_UNIX: i32 = 1;
-const SOCK_DGRAM: i32 = 2;
+const AF_UNIX: i32 = libc::AF_UNIX;
+const SOCK_DGRAM: i32 = libc::SOCK_DGRAM;
 
 /// Where messages of unknown size are received first.
 const FIRST_BYTES: usize = 64 << 10;

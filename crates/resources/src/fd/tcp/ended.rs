@@ -21,11 +21,11 @@ use crate::fd::{Open, ready};
 use crate::kernel::Kernel;
 use crate::{Error, Result};
 
-const SOL_SOCKET: i32 = 1;
-const SO_LINGER: i32 = 13;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_LINGER: i32 = libc::SO_LINGER;
 /// On, and for no time: closing resets.
 const RESETS: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
-const SHUT_WR: i32 = 1;
+const SHUT_WR: i32 = libc::SHUT_WR;
 
 const RESET: i32 = Errno::CONNRESET.raw_os_error();
 const PIPE: i32 = Errno::PIPE.raw_os_error();

@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn only_the_named_connections_are_blocked() {
         testkit::needs_root!();
-        sys::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             for family in ["127.0.0.1", "::1"] {
                 let (mut client, mut server, blocked) = connection(family);
                 let (mut other_client, mut other_server, _) = connection(family);
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_table_that_is_not_owned_stays_until_it_is_removed() {
         testkit::needs_root!();
-        sys::isolated::run(|| {
+        testkit::calls::isolated::run(|| {
             let (mut client, mut server, blocked) = connection("127.0.0.1");
             let many: Vec<_> = (1..1200)
                 .map(|port| Connection {

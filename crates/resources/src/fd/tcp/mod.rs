@@ -49,22 +49,22 @@ use super::socket::{self, Nature, hidden, inet, inet_diag, packet};
 use super::{Description, DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Allow, Error, Result};
 
-const SOCK_STREAM: i32 = 1;
-const IPPROTO_TCP: i32 = 6;
-const IPPROTO_MPTCP: i32 = 262;
-const SOL_SOCKET: i32 = 1;
-const SO_REUSEADDR: i32 = 2;
-const SO_INCOMING_CPU: i32 = 49;
-const TCP_MAXSEG: i32 = 2;
-const TCP_REPAIR: i32 = 19;
-const TCP_SAVED_SYN: i32 = 28;
-const TCP_ULP: i32 = 31;
-const TCP_AO_INFO: i32 = 40;
+const SOCK_STREAM: i32 = libc::SOCK_STREAM;
+const IPPROTO_TCP: i32 = libc::IPPROTO_TCP;
+const IPPROTO_MPTCP: i32 = libc::IPPROTO_MPTCP;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SO_REUSEADDR: i32 = libc::SO_REUSEADDR;
+const SO_INCOMING_CPU: i32 = libc::SO_INCOMING_CPU;
+const TCP_MAXSEG: i32 = libc::TCP_MAXSEG;
+const TCP_REPAIR: i32 = libc::TCP_REPAIR;
+const TCP_SAVED_SYN: i32 = libc::TCP_SAVED_SYN;
+const TCP_ULP: i32 = libc::TCP_ULP;
+const TCP_AO_INFO: i32 = linux_raw_sys::net::TCP_AO_INFO as i32;
 /// Sizes of segments that a socket can be told.
 const MSS_BYTES: std::ops::RangeInclusive<i32> = 88..=32_767;
-const SHUT_RD: i32 = 0;
-const SHUT_WR: i32 = 1;
-const SHUT_RDWR: i32 = 2;
+const SHUT_RD: i32 = libc::SHUT_RD;
+const SHUT_WR: i32 = libc::SHUT_WR;
+const SHUT_RDWR: i32 = libc::SHUT_RDWR;
 
 /// A TCP socket in an image.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -743,7 +743,7 @@ mod tests {
     #[test]
     fn urgent_data_is_refused() {
         alone!({
-            const MSG_OOB: i32 = 1;
+            const MSG_OOB: i32 = libc::MSG_OOB;
             let (_listener, client, mut server) = connection("127.0.0.1");
             (&client).write_all(b"before").unwrap();
             let along = sys::socket::Along::default();
@@ -765,7 +765,7 @@ mod tests {
 
     #[test]
     fn a_kept_packet_of_a_client_is_refused() {
-        const TCP_SAVE_SYN: i32 = 27;
+        const TCP_SAVE_SYN: i32 = libc::TCP_SAVE_SYN;
         alone!({
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             sys::socket::set_number(&listener, IPPROTO_TCP, TCP_SAVE_SYN, 1).unwrap();

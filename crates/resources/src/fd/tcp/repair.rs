@@ -14,19 +14,19 @@ use sys::socket::{Along, Count, count, number, option, receive, send, set_number
 
 use crate::fd::socket::{inet, inet_diag, options};
 
-const SOL_SOCKET: i32 = 1;
-const SOL_TCP: i32 = 6;
-const SO_REUSEADDR: i32 = 2;
-const SO_RCVBUFFORCE: i32 = 33;
-pub(super) const SO_PEEK_OFF: i32 = 42;
-const TCP_MAXSEG: i32 = 2;
-const TCP_INFO: i32 = 11;
-const TCP_REPAIR: i32 = 19;
-const TCP_REPAIR_QUEUE: i32 = 20;
-const TCP_QUEUE_SEQ: i32 = 21;
-const TCP_REPAIR_OPTIONS: i32 = 22;
-const TCP_TIMESTAMP: i32 = 24;
-const TCP_REPAIR_WINDOW: i32 = 29;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const SOL_TCP: i32 = libc::SOL_TCP;
+const SO_REUSEADDR: i32 = libc::SO_REUSEADDR;
+const SO_RCVBUFFORCE: i32 = libc::SO_RCVBUFFORCE;
+pub(super) const SO_PEEK_OFF: i32 = libc::SO_PEEK_OFF;
+const TCP_MAXSEG: i32 = libc::TCP_MAXSEG;
+const TCP_INFO: i32 = libc::TCP_INFO;
+const TCP_REPAIR: i32 = libc::TCP_REPAIR;
+const TCP_REPAIR_QUEUE: i32 = libc::TCP_REPAIR_QUEUE;
+const TCP_QUEUE_SEQ: i32 = libc::TCP_QUEUE_SEQ;
+const TCP_REPAIR_OPTIONS: i32 = libc::TCP_REPAIR_OPTIONS;
+const TCP_TIMESTAMP: i32 = libc::TCP_TIMESTAMP;
+const TCP_REPAIR_WINDOW: i32 = libc::TCP_REPAIR_WINDOW;
 
 const REPAIR_OFF_QUIETLY: i32 = -1;
 const REPAIR_OFF: i32 = 0;
@@ -36,7 +36,7 @@ const RECEIVE_QUEUE: i32 = 1;
 const SEND_QUEUE: i32 = 2;
 
 const MSG_PEEK_NOW: i32 = 0x42;
-const MSG_DONTWAIT: i32 = 0x40;
+const MSG_DONTWAIT: i32 = libc::MSG_DONTWAIT;
 
 /// A refilled receive queue is made of pieces this large.
 const PIECE_BYTES: usize = 32 << 10;

@@ -5,13 +5,13 @@ use std::os::fd::BorrowedFd;
 
 use super::inet::{AF_INET, AF_INET6};
 
-const SOL_TCP: i32 = 6;
-const TCP_MD5SIG_EXT: i32 = 32;
+const SOL_TCP: i32 = libc::SOL_TCP;
+const TCP_MD5SIG_EXT: i32 = libc::TCP_MD5SIG_EXT;
 const FLAG_PREFIX: u8 = 1;
 /// The size of `struct tcp_diag_md5sig`.
 const TOLD_BYTES: usize = 100;
 /// `TCP_MD5SIG_MAXKEYLEN`
-const KEY_BYTES: usize = 80;
+const KEY_BYTES: usize = libc::TCP_MD5SIG_MAXKEYLEN;
 /// The size of `sockaddr_storage`, with which `struct tcp_md5sig` begins.
 const ADDRESS_BYTES: usize = 128;
 

@@ -7,9 +7,9 @@ use super::{Role, TtyKind};
 use crate::fd::Description;
 use crate::script::{Arg, Script};
 
-const TIOCSCTTY: u32 = 0x540e;
-const TIOCSPGRP: u32 = 0x5410;
-const TIOCNOTTY: u32 = 0x5422;
+const TIOCSCTTY: u32 = linux_raw_sys::ioctl::TIOCSCTTY;
+const TIOCSPGRP: u32 = linux_raw_sys::ioctl::TIOCSPGRP;
+const TIOCNOTTY: u32 = linux_raw_sys::ioctl::TIOCNOTTY;
 
 /// True if the description is the terminal that /proc/PID/stat calls `tty_nr`.
 #[must_use]

@@ -867,9 +867,9 @@ mod tests {
         control::foreground(&mut script, 0, 77);
         assert_eq!(
             script.to_string(),
-            "ioctl(0, TIOCSCTTY, 0)  # controlling terminal\n\
-             ioctl(0, TIOCSCTTY, 1)  # controlling terminal\n\
-             ioctl(0, TIOCSPGRP, [77])  # foreground process group\n"
+            "ioctl(fd=0, TIOCSCTTY, steal=0)  # controlling terminal\n\
+             ioctl(fd=0, TIOCSCTTY, steal=1)  # controlling terminal\n\
+             ioctl(fd=0, TIOCSPGRP, group=77)  # foreground process group\n"
         );
     }
 

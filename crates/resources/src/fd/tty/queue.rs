@@ -26,7 +26,7 @@ const LOCAL_FLAGS: usize = 12;
 const CHARACTERS: std::ops::Range<usize> = 17..36;
 const VEOF: usize = 17 + 4;
 const VMIN: usize = 17 + 6;
-const ICANON: u32 = 2;
+const ICANON: u32 = libc::ICANON;
 
 /// The line discipline holds 4096 bytes; what is before it is bounded as well.
 const LINES_MAX: usize = 4096;

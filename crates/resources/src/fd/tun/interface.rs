@@ -11,23 +11,23 @@ use super::network::{self, Entry, List};
 use super::settings::{self, Value};
 use crate::{Error, Result};
 
-const RTM_NEWLINK: u16 = 16;
-const RTM_GETLINK: u16 = 18;
-const RTM_SETLINK: u16 = 19;
+const RTM_NEWLINK: u16 = libc::RTM_NEWLINK;
+const RTM_GETLINK: u16 = libc::RTM_GETLINK;
+const RTM_SETLINK: u16 = libc::RTM_SETLINK;
 /// The size of `struct ifinfomsg`.
 const HEAD_BYTES: usize = 16;
 
-const IFLA_ADDRESS: u16 = 1;
-const IFLA_BROADCAST: u16 = 2;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFLA_MASTER: u16 = 10;
-const IFLA_TXQLEN: u16 = 13;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_IFALIAS: u16 = 20;
-const IFLA_GROUP: u16 = 27;
-const IFLA_CARRIER: u16 = 33;
-const IFLA_INFO_DATA: u16 = 2;
+const IFLA_ADDRESS: u16 = libc::IFLA_ADDRESS;
+const IFLA_BROADCAST: u16 = libc::IFLA_BROADCAST;
+const IFLA_IFNAME: u16 = libc::IFLA_IFNAME;
+const IFLA_MTU: u16 = libc::IFLA_MTU;
+const IFLA_MASTER: u16 = libc::IFLA_MASTER;
+const IFLA_TXQLEN: u16 = libc::IFLA_TXQLEN;
+const IFLA_LINKINFO: u16 = libc::IFLA_LINKINFO;
+const IFLA_IFALIAS: u16 = libc::IFLA_IFALIAS;
+const IFLA_GROUP: u16 = libc::IFLA_GROUP;
+const IFLA_CARRIER: u16 = libc::IFLA_CARRIER;
+const IFLA_INFO_DATA: u16 = libc::IFLA_INFO_DATA;
 const IFLA_TUN_OWNER: u16 = 1;
 const IFLA_TUN_GROUP: u16 = 2;
 const IFLA_TUN_PI: u16 = 4;

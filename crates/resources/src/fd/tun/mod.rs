@@ -44,16 +44,16 @@ pub struct Tun;
 /// Major and minor number of /dev/net/tun.
 const DEVICE: (u32, u32) = (10, 200);
 
-const IFF_TUN: u32 = 1;
-const IFF_TAP: u32 = 2;
-const IFF_NAPI: u32 = 0x10;
-const IFF_NAPI_FRAGS: u32 = 0x20;
-const IFF_MULTI_QUEUE: u32 = 0x100;
-const IFF_DETACH_QUEUE: u32 = 0x400;
-const IFF_PERSIST: u32 = 0x800;
+const IFF_TUN: u32 = libc::IFF_TUN as u32;
+const IFF_TAP: u32 = libc::IFF_TAP as u32;
+const IFF_NAPI: u32 = libc::IFF_NAPI as u32;
+const IFF_NAPI_FRAGS: u32 = libc::IFF_NAPI_FRAGS as u32;
+const IFF_MULTI_QUEUE: u32 = libc::IFF_MULTI_QUEUE as u32;
+const IFF_DETACH_QUEUE: u32 = libc::IFF_DETACH_QUEUE as u32;
+const IFF_PERSIST: u32 = libc::IFF_PERSIST as u32;
 /// What is told has `IFF_NOFILTER` in the same bit.
-const IFF_NO_PI: u32 = 0x1000;
-const IFF_VNET_HDR: u32 = 0x4000;
+const IFF_NO_PI: u32 = libc::IFF_NO_PI as u32;
+const IFF_VNET_HDR: u32 = libc::IFF_VNET_HDR as u32;
 /// What is asked for when a queue is attached.
 const OF_ATTACHING: u32 =
     IFF_TUN | IFF_TAP | IFF_NAPI | IFF_NAPI_FRAGS | IFF_MULTI_QUEUE | IFF_NO_PI | IFF_VNET_HDR;

@@ -6,20 +6,20 @@ use std::io;
 use rustix::io::Errno;
 use sys::netlink::{ACK, Batch, CREATE, DUMP, EXCLUSIVE, Netlink, REQUEST, attributes};
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
+const AF_INET: u8 = libc::AF_INET as u8;
+const AF_INET6: u8 = linux_raw_sys::net::AF_INET6 as u8;
 const APPEND: u16 = 0x800;
-const RTM_DELADDR: u16 = 21;
-const IFA_ADDRESS: u16 = 1;
-const IFA_FLAGS: u16 = 8;
-const IFA_F_TEMPORARY: u32 = 1;
-const IFA_F_NODAD: u32 = 2;
-const IFA_F_TENTATIVE: u32 = 0x40;
-const NUD_PERMANENT: u16 = 0x80;
-const RTA_OIF: u16 = 4;
+const RTM_DELADDR: u16 = libc::RTM_DELADDR;
+const IFA_ADDRESS: u16 = libc::IFA_ADDRESS;
+const IFA_FLAGS: u16 = libc::IFA_FLAGS;
+const IFA_F_TEMPORARY: u32 = libc::IFA_F_TEMPORARY;
+const IFA_F_NODAD: u32 = libc::IFA_F_NODAD;
+const IFA_F_TENTATIVE: u32 = libc::IFA_F_TENTATIVE;
+const NUD_PERMANENT: u16 = libc::NUD_PERMANENT;
+const RTA_OIF: u16 = libc::RTA_OIF;
 /// `RTPROT_REDIRECT`, `RTPROT_KERNEL`, `RTPROT_RA`: routes that the kernel makes by itself.
 const OF_KERNEL: [u8; 3] = [1, 2, 9];
-const RTM_F_CLONED: u32 = 0x200;
+const RTM_F_CLONED: u32 = libc::RTM_F_CLONED;
 /// `RTNH_F_PERVASIVE`, `RTNH_F_ONLINK`
 const SETTABLE: u32 = 2 | 4;
 /// `RTA_MULTIPATH`, `RTA_ENCAP_TYPE`, `RTA_ENCAP`, `RTA_NH_ID`

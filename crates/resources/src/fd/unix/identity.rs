@@ -68,7 +68,7 @@ pub fn groups_of(own: BorrowedFd<'_>) -> Result<Vec<u32>> {
 /// # Errors
 /// [`Error::Unsupported`].
 pub fn refuse_label(open: &Open<'_>) -> Result<()> {
-    const SO_PEERSEC: i32 = 31;
+    const SO_PEERSEC: i32 = libc::SO_PEERSEC;
     const LABEL_BYTES: usize = 4096;
     static OURS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let label = |own: BorrowedFd<'_>| sys::socket::option(own, 1, SO_PEERSEC, LABEL_BYTES).ok();

@@ -47,15 +47,15 @@ use crate::{Allow, Error, Result};
 
 const TAG: u16 = super::tags::UNIX;
 
-const AF_UNIX: i32 = 1;
+const AF_UNIX: i32 = libc::AF_UNIX;
 const STREAM: i32 = 1;
 const DGRAM: i32 = 2;
 const SEQPACKET: i32 = 5;
 const RCV_SHUTDOWN: u32 = 1;
 const SEND_SHUTDOWN: u32 = 2;
 const BOTH_SHUTDOWN: u32 = RCV_SHUTDOWN | SEND_SHUTDOWN;
-const SHUT_RD: i32 = 0;
-const SHUT_WR: i32 = 1;
+const SHUT_RD: i32 = libc::SHUT_RD;
+const SHUT_WR: i32 = libc::SHUT_WR;
 
 /// The option by which a connection to the outside ends.
 const CLOSE: &str = "--unix-close";
@@ -353,7 +353,7 @@ fn waiting_at<'a>(open: &'a Open<'_>, cx: &dyn DumpContext) -> &'a [u32] {
 
 /// Who made the other end, as far as that can be seen from here.
 fn maker_of(own: BorrowedFd<'_>) -> Result<Option<Credentials>> {
-    const SO_PEERCRED: i32 = 17;
+    const SO_PEERCRED: i32 = libc::SO_PEERCRED;
     let bytes = sys::socket::option(own, 1, SO_PEERCRED, 12)
         .map_err(|error| Error::kernel("ask a unix socket who made its peer", error))?;
     let found = sys::socket::Credentials::from_bytes(&bytes);

@@ -14,8 +14,8 @@ use crate::fd::socket::peek::{self, Peeked};
 use crate::fd::{DescriptionId, DumpContext, Open, RestoreContext};
 use crate::{Error, Result};
 
-const SOL_SOCKET: i32 = 1;
-const MSG_DONTWAIT: i32 = 0x40;
+const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+const MSG_DONTWAIT: i32 = libc::MSG_DONTWAIT;
 
 /// A message, or a piece of a stream that carries its own descriptors.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -233,8 +233,8 @@ struct NobodyAsks<'a> {
 
 impl<'a> NobodyAsks<'a> {
     fn new(ends: &[BorrowedFd<'a>]) -> std::io::Result<Self> {
-        const SO_PASSCRED: i32 = 16;
-        const SO_PASSPIDFD: i32 = 76;
+        const SO_PASSCRED: i32 = libc::SO_PASSCRED;
+        const SO_PASSPIDFD: i32 = libc::SO_PASSPIDFD;
         let mut this = Self {
             were_on: Vec::new(),
         };

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn ring(start: u64, pages: u64) -> Mapping {
-        const MAP_SHARED: u32 = 1;
+        const MAP_SHARED: u32 = linux_raw_sys::general::MAP_SHARED;
         Mapping {
             start,
             end: start + pages * PAGE_BYTES,

@@ -2,15 +2,23 @@
 //!
 //! The bytes may be an image's: every offset is a claim until it was looked up.
 
+use object::LittleEndian;
+use object::elf::{
+    DT_HASH, DT_STRTAB, DT_SYMTAB, DynamicTag, ET_DYN, ET_EXEC, FileHeader32, FileHeader64,
+    HashHeader, Machine, PF_X, PT_DYNAMIC, PT_GNU_EH_FRAME, PT_LOAD, ProgramType, SHN_ABS,
+    SHN_UNDEF, STT_FUNC,
+};
+use object::pod::{Pod, from_bytes, slice_from_bytes};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
+
 use crate::arch::{ELF_MACHINE, ELF_MACHINE_32};
 
 /// More symbols or headers than any vDSO has.
 const ENTRIES_MAX: u64 = 512;
 /// Longer than any name in a vDSO.
 const NAME_BYTES_MAX: usize = 128;
-const PT_LOAD: u64 = 1;
-const PT_DYNAMIC: u64 = 2;
-const PT_GNU_EH_FRAME: u64 = 0x6474_e550;
+/// The byte order of this processor.
+const ORDER: LittleEndian = LittleEndian;
 
 /// A function that a vDSO offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,61 +30,24 @@ pub struct Function {
 }
 
 /// The bytes of a vDSO, as they stand in memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Elf<'a> {
     bytes: &'a [u8],
-    /// How large words are, and where they stand.
-    form: &'static Form,
+    is_32_bit: bool,
+    segments: Vec<Segment>,
     /// The address that its headers were made for.
     base: u64,
 }
 
-/// How the headers of a class of files are laid out: offsets and sizes in bytes.
-#[derive(Debug)]
-struct Form {
-    word: usize,
-    /// In the file's header: the program headers, the size of one and how many there are.
-    headers: [u64; 3],
-    /// In a program header.
-    flags: u64,
-    offset: u64,
-    address: u64,
-    file_bytes: u64,
-    memory_bytes: u64,
-    /// In a symbol: its kind, its section and its value; and the size of one.
-    symbol: [u64; 3],
-    symbol_bytes: u64,
-}
-
-static FORM_64: Form = Form {
-    word: 8,
-    headers: [32, 54, 56],
-    flags: 4,
-    offset: 8,
-    address: 16,
-    file_bytes: 32,
-    memory_bytes: 40,
-    symbol: [4, 6, 8],
-    symbol_bytes: 24,
-};
-
-static FORM_32: Form = Form {
-    word: 4,
-    headers: [28, 42, 44],
-    flags: 24,
-    offset: 4,
-    address: 8,
-    file_bytes: 16,
-    memory_bytes: 20,
-    symbol: [12, 14, 4],
-    symbol_bytes: 16,
-};
-
 /// A part of the file as its program headers list it.
+#[derive(Clone, Copy, Debug)]
 struct Segment {
-    kind: u64,
+    kind: ProgramType,
+    is_code: bool,
+    /// Where it ends in the file.
+    file_end: Option<u64>,
     address: u64,
-    bytes: u64,
+    memory_bytes: u64,
 }
 
 impl<'a> Elf<'a> {
@@ -84,64 +55,31 @@ impl<'a> Elf<'a> {
     /// 32 bits.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
-        const ET_EXEC: u64 = 2;
-        const ET_DYN: u64 = 3;
-        let is_32_bit = bytes.starts_with(b"\x7fELF\x01\x01");
-        let (form, machine) = match is_32_bit {
-            false => (&FORM_64, ELF_MACHINE),
-            true => (&FORM_32, ELF_MACHINE_32),
+        let is_32_bit = bytes.starts_with(b"\x7fELF\x01");
+        let segments = match is_32_bit {
+            false => segments::<FileHeader64<LittleEndian>>(bytes, ELF_MACHINE),
+            true => segments::<FileHeader32<LittleEndian>>(bytes, ELF_MACHINE_32),
         };
         let mut elf = Self {
             bytes,
-            form,
+            is_32_bit,
+            segments: segments?,
             base: 0,
         };
-        let is_ours = (is_32_bit || bytes.starts_with(b"\x7fELF\x02\x01"))
-            && (ET_EXEC..=ET_DYN).contains(&elf.number(16, 2)?)
-            && elf.number(18, 2)? == machine;
-        let load = elf.segment(PT_LOAD)?;
-        elf.base = load.address;
-        is_ours.then_some(elf)
+        elf.base = elf.segment(PT_LOAD)?.address;
+        Some(elf)
     }
 
     /// Whether it is of 32 bits.
     #[must_use]
     pub fn is_32_bit(&self) -> bool {
-        self.form.word == 4
-    }
-
-    /// The word at `at`.
-    fn word(&self, at: u64) -> Option<u64> {
-        self.number(at, self.form.word)
-    }
-
-    /// Where each program header stands.
-    fn program_headers(&self) -> Option<impl Iterator<Item = u64> + use<>> {
-        let [headers, size, count] = self.form.headers;
-        let (headers, size) = (self.word(headers)?, self.number(size, 2)?);
-        let count = self.number(count, 2)?.min(ENTRIES_MAX);
-        Some((0..count).map_while(move |index| headers.checked_add(index * size)))
+        self.is_32_bit
     }
 
     /// How many bytes of it are code and data, from its start.
     #[must_use]
     pub fn load_bytes(&self) -> Option<u64> {
-        Some(self.segment(PT_LOAD)?.bytes)
-    }
-
-    /// The little-endian number of `len` bytes at `at`.
-    #[must_use]
-    pub fn number(&self, at: u64, len: usize) -> Option<u64> {
-        let mut word = [0; 8];
-        word[..len].copy_from_slice(self.slice(at, len)?);
-        Some(u64::from_le_bytes(word))
-    }
-
-    /// `len` bytes at `at`.
-    #[must_use]
-    pub fn slice(&self, at: u64, len: usize) -> Option<&'a [u8]> {
-        let at = usize::try_from(at).ok()?;
-        self.bytes.get(at..at.checked_add(len)?)
+        Some(self.segment(PT_LOAD)?.memory_bytes)
     }
 
     /// All bytes from `at` on.
@@ -153,95 +91,67 @@ impl<'a> Elf<'a> {
     /// Where in the file the last byte of code ends that is loaded.
     #[must_use]
     pub fn code_end(&self) -> Option<u64> {
-        const EXECUTABLE: u64 = 1;
-        let mut end = None;
-        for at in self.program_headers()? {
-            let flags = self.number(at.checked_add(self.form.flags)?, 4)?;
-            if self.number(at, 4)? == PT_LOAD && flags & EXECUTABLE != 0 {
-                let offset = self.word(at.checked_add(self.form.offset)?)?;
-                let bytes = self.word(at.checked_add(self.form.file_bytes)?)?;
-                end = end.max(offset.checked_add(bytes));
-            }
-        }
-        end
+        let is_code = |segment: &&Segment| segment.kind == PT_LOAD && segment.is_code;
+        let code = self.segments.iter().filter(is_code);
+        code.filter_map(|segment| segment.file_end).max()
     }
 
     /// Where the table of unwind information begins, which debuggers use as well.
     #[must_use]
     pub fn unwind_table(&self) -> Option<u64> {
-        let segment = self.segment(PT_GNU_EH_FRAME)?;
-        segment.address.checked_sub(self.base)
+        self.offset(self.segment(PT_GNU_EH_FRAME)?.address)
     }
 
-    fn segment(&self, kind: u64) -> Option<Segment> {
-        for at in self.program_headers()? {
-            if self.number(at, 4)? == kind {
-                return Some(Segment {
-                    kind,
-                    address: self.word(at.checked_add(self.form.address)?)?,
-                    bytes: self.word(at.checked_add(self.form.memory_bytes)?)?,
-                });
-            }
-        }
-        None
+    fn segment(&self, kind: ProgramType) -> Option<&Segment> {
+        self.segments.iter().find(|segment| segment.kind == kind)
     }
 
     /// The functions by which programs use it, each name of each.
     #[must_use]
     pub fn functions(&self) -> Option<Vec<Function>> {
-        const DT_HASH: u64 = 4;
-        const DT_STRTAB: u64 = 5;
-        const DT_SYMTAB: u64 = 6;
+        match self.is_32_bit {
+            false => self.functions_of::<FileHeader64<LittleEndian>>(),
+            true => self.functions_of::<FileHeader32<LittleEndian>>(),
+        }
+    }
+
+    fn functions_of<File: FileHeader<Endian = LittleEndian>>(&self) -> Option<Vec<Function>> {
         let dynamic = self.segment(PT_DYNAMIC)?;
-        debug_assert_eq!(dynamic.kind, PT_DYNAMIC);
-        let start = dynamic.address.checked_sub(self.base)?;
-        let word = self.form.word as u64;
-        let entry = |wanted: u64| {
-            (0..(dynamic.bytes / (2 * word)).min(ENTRIES_MAX)).find_map(|index| {
-                let at = start.checked_add(index * 2 * word)?;
-                let value = self.word(at.checked_add(word)?)?;
-                (self.word(at)? == wanted).then_some(value)
-            })
+        let count = dynamic.memory_bytes / size_of::<File::Dyn>() as u64;
+        let entries = self.list::<File::Dyn>(self.offset(dynamic.address)?, count)?;
+        let entry = |tag: DynamicTag| {
+            let found = entries.iter().find(|entry| entry.d_tag(ORDER) == tag);
+            self.offset(found?.d_val(ORDER).into())
         };
-        let (symbols, names) = (
-            self.offset(entry(DT_SYMTAB)?),
-            self.offset(entry(DT_STRTAB)?),
-        );
-        let (symbols, names) = (symbols?, names?);
+        let (symbols, names) = (entry(DT_SYMTAB)?, entry(DT_STRTAB)?);
         // A hash table has as many chains as there are symbols. Without one, as some linkers
         // leave it out, the symbols end where the names begin, as linkers lay them out.
         let count = match entry(DT_HASH) {
-            Some(hash) => self.number(self.offset(hash)?.checked_add(4)?, 4)?,
-            None => names.checked_sub(symbols)? / self.form.symbol_bytes,
+            Some(hash) => {
+                let (table, _) = from_bytes::<HashHeader<LittleEndian>>(self.from(hash)?).ok()?;
+                table.chain_count.get(ORDER).into()
+            }
+            None => names.checked_sub(symbols)? / size_of::<File::Sym>() as u64,
         };
         let mut functions = Vec::new();
-        for index in 1..count.min(ENTRIES_MAX) {
-            let at = symbols.checked_add(index * self.form.symbol_bytes)?;
-            functions.extend(self.function(at, names)?);
+        for symbol in self.list::<File::Sym>(symbols, count)?.iter().skip(1) {
+            let section = symbol.st_shndx(ORDER);
+            if symbol.st_type() == STT_FUNC && ![SHN_UNDEF, SHN_ABS].contains(&section) {
+                let offset = self.offset(symbol.st_value(ORDER).into())?;
+                let name = self.text(names.checked_add(symbol.st_name(ORDER).into())?)?;
+                // It must have an instruction.
+                self.from(offset)?.first()?;
+                functions.push(Function { name, offset });
+            }
         }
         Some(functions)
     }
 
-    /// The function that the symbol at `at` names, if it names one.
-    #[allow(clippy::option_option)]
-    fn function(&self, at: u64, names: u64) -> Option<Option<Function>> {
-        const STT_FUNC: u64 = 2;
-        const SHN_UNDEF: u64 = 0;
-        const SHN_ABS: u64 = 0xfff1;
-        let [kind, section, value] = self.form.symbol;
-        let (name, kind) = (
-            self.number(at, 4)?,
-            self.number(at.checked_add(kind)?, 1)? & 0xf,
-        );
-        let section = self.number(at.checked_add(section)?, 2)?;
-        if kind != STT_FUNC || section == SHN_UNDEF || section == SHN_ABS {
-            return Some(None);
-        }
-        let offset = self.offset(self.word(at.checked_add(value)?)?)?;
-        let text = self.text(names.checked_add(name)?)?;
-        // It must have an instruction.
-        self.number(offset, 1)?;
-        Some(Some(Function { name: text, offset }))
+    /// `count` entries of a table at `at`, no more than [`ENTRIES_MAX`].
+    fn list<Entry: Pod>(&self, at: u64, count: u64) -> Option<&'a [Entry]> {
+        let count = usize::try_from(count.min(ENTRIES_MAX)).ok()?;
+        let (entries, _) = slice_from_bytes(self.from(at)?, count).ok()?;
+        Some(entries)
     }
 
     /// A string that ends with a NUL.
@@ -259,6 +169,29 @@ impl<'a> Elf<'a> {
     fn offset(&self, address: u64) -> Option<u64> {
         address.checked_sub(self.base)
     }
+}
+
+/// The segments of a program or library for `machine`.
+fn segments<File: FileHeader<Endian = LittleEndian>>(
+    bytes: &[u8],
+    machine: Machine,
+) -> Option<Vec<Segment>> {
+    let file = File::parse(bytes).ok()?;
+    let order = file.endian().ok()?;
+    let is_ours =
+        [ET_EXEC, ET_DYN].contains(&file.e_type(order)) && file.e_machine(order) == machine;
+    let headers = file.program_headers(order, bytes).ok()?;
+    let segment = |header: &File::ProgramHeader| {
+        let (offset, bytes) = (header.p_offset(order).into(), header.p_filesz(order).into());
+        Segment {
+            kind: header.p_type(order),
+            is_code: header.p_flags(order).contains(PF_X),
+            file_end: u64::checked_add(offset, bytes),
+            address: header.p_vaddr(order).into(),
+            memory_bytes: header.p_memsz(order).into(),
+        }
+    };
+    is_ours.then(|| headers.iter().map(segment).collect())
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use super::{Host, Part, Way, code_of, data_before};
 use crate::script::{Script, Width};
 use crate::{Error, Result};
 
-const MAP_GROWSDOWN: u32 = 0x100;
-const PROT_READ: u32 = 1;
-const PROT_WRITE: u32 = 2;
-const PROT_EXEC: u32 = 4;
-const MADV_RANDOM: u32 = 1;
+const MAP_GROWSDOWN: u32 = linux_raw_sys::general::MAP_GROWSDOWN;
+const PROT_READ: u32 = linux_raw_sys::general::PROT_READ;
+const PROT_WRITE: u32 = linux_raw_sys::general::PROT_WRITE;
+const PROT_EXEC: u32 = linux_raw_sys::general::PROT_EXEC;
+const MADV_RANDOM: u32 = linux_raw_sys::general::MADV_RANDOM;
 
 /// How near a jump of five bytes must have its target, with a margin.
 const NEAR_BYTES: u64 = 1 << 30;
@@ -83,8 +83,8 @@ pub(super) fn is_below_stack(memory: &Memory, end: u64) -> bool {
 /// Has the kernel map its vDSO from `start` on and checks that the code is where it has to be:
 /// only all of the code, and nothing of the data, may be given the protection that it has.
 fn map(memory: &Memory, start: Addr, code: Span, script: &mut Script) {
-    const ARCH_MAP_VDSO_32: u32 = 0x2002;
-    const ARCH_MAP_VDSO_64: u32 = 0x2003;
+    const ARCH_MAP_VDSO_32: u32 = abi::kernel::ARCH_MAP_VDSO_32;
+    const ARCH_MAP_VDSO_64: u32 = abi::kernel::ARCH_MAP_VDSO_64;
     let what = if memory.vdso_is_32_bit {
         ARCH_MAP_VDSO_32
     } else {
@@ -121,8 +121,8 @@ fn map_elsewhere(
 /// The kernel's own vDSO, its parts moved to where the task had them; those that it had not are
 /// unmapped.
 fn moved(memory: &Memory, host: &Host, laid: &mut Laid) -> Result<()> {
-    const MREMAP_MAYMOVE: u32 = 1;
-    const MREMAP_FIXED: u32 = 2;
+    const MREMAP_MAYMOVE: u32 = linux_raw_sys::general::MREMAP_MAYMOVE;
+    const MREMAP_FIXED: u32 = linux_raw_sys::general::MREMAP_FIXED;
     let near = memory.mappings.iter();
     let near = near.map(|map| map.start).next_back().unwrap_or_default();
     let (host_vdso, _) = map_elsewhere(memory, Addr(near), host, &mut laid.script)?;
@@ -282,8 +282,9 @@ mod tests {
         ]);
         let host = host();
         let laid = plan(&memory, &old(Way::Straight, &host, None)).expect("plans");
-        let want = "arch_prctl(ARCH_MAP_VDSO_64, 0x100000)  # vDSO\n\
-                    mprotect(0x104000, 8192, PROT_READ|PROT_EXEC)  # the vDSO is where it was\n";
+        let want = "arch_prctl(ARCH_MAP_VDSO_64, addr=0x100000)  # vDSO\n\
+                    mprotect(addr=0x104000, len=8192, prot=READ|EXEC)  \
+                    # the vDSO is where it was\n";
         assert_eq!(laid.script.to_string(), want);
         let compat = Memory {
             vdso_is_32_bit: true,
@@ -292,7 +293,7 @@ mod tests {
         let laid = plan(&compat, &old(Way::Straight, &host, None)).expect("plans");
         let text = laid.script.to_string();
         assert!(
-            text.starts_with("arch_prctl(ARCH_MAP_VDSO_32, 0x100000)"),
+            text.starts_with("arch_prctl(ARCH_MAP_VDSO_32, addr=0x100000)"),
             "{text}"
         );
     }
@@ -305,11 +306,11 @@ mod tests {
         ]);
         let host = host();
         let laid = plan(&memory, &old(Way::Moved, &host, None)).expect("plans");
-        let want = "arch_prctl(ARCH_MAP_VDSO_64, 0x605000)  # vDSO\n\
-            mprotect(0x60b000, 8192, PROT_READ|PROT_EXEC)  # the vDSO is where it was\n\
-            mremap(0x60b000, 8192, 8192, MREMAP_MAYMOVE|MREMAP_FIXED, 0x500000) = 0x500000\n\
-            mremap(0x605000, 16384, 16384, MREMAP_MAYMOVE|MREMAP_FIXED, 0x600000) = 0x600000\n\
-            munmap(0x609000, 8192)\n";
+        let want = "arch_prctl(ARCH_MAP_VDSO_64, addr=0x605000)  # vDSO\n\
+            mprotect(addr=0x60b000, len=8192, prot=READ|EXEC)  # the vDSO is where it was\n\
+            mremap(old=0x60b000, old_len=8192, new_len=8192, flags=0x3, new=0x500000) = 0x500000\n\
+            mremap(old=0x605000, old_len=16384, new_len=16384, flags=0x3, new=0x600000) = 0x600000\n\
+            munmap(addr=0x609000, len=8192)\n";
         assert_eq!(laid.script.to_string(), want);
     }
 

@@ -327,13 +327,13 @@ fn calls_are_made_in_an_order_that_works() {
         .map(|phase| planned.take(phase).to_string())
         .concat();
     insta::assert_snapshot!(text, @r"
-    keyctl(KEYCTL_JOIN_SESSION_KEYRING, NULL)  # session keyring
-    keyctl(KEYCTL_LINK, 4711, -3)
-    keyctl(KEYCTL_CHOWN, 4711, 5, 6)
-    keyctl(KEYCTL_SETPERM, 4711, 0x3f010000)
-    keyctl(KEYCTL_CHOWN, -3, 8, 9)
-    keyctl(KEYCTL_SETPERM, -3, 0x3f030000)
-    keyctl(KEYCTL_LINK, -4, -3)
+    keyctl(KEYCTL_JOIN_SESSION_KEYRING, name=0)  # session keyring
+    keyctl(KEYCTL_LINK, key=4711, keyring=-3)
+    keyctl(KEYCTL_CHOWN, key=4711, uid=5, gid=6)
+    keyctl(KEYCTL_SETPERM, key=4711, mask=0x3f010000)
+    keyctl(KEYCTL_CHOWN, key=-3, uid=8, gid=9)
+    keyctl(KEYCTL_SETPERM, key=-3, mask=0x3f030000)
+    keyctl(KEYCTL_LINK, key=-4, keyring=-3)
     ");
 }
 
@@ -426,7 +426,8 @@ fn own_session_keyring_is_found_as_a_child_finds_it() {
         serial
     };
     let before = check();
-    let (inner, serial) = keys::in_new_session(|serial| (check(), serial)).expect("a keyring");
+    let (inner, serial) =
+        testkit::calls::in_new_session(|serial| (check(), serial)).expect("a keyring");
     assert_eq!(inner, serial);
     assert_ne!(inner, before);
     assert_eq!(check(), before, "a look gives nobody a keyring");

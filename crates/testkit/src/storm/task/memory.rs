@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::io::Errno;
-use sys::subject::ARENA_START;
 
 use super::{Done, Object, Task};
+use crate::calls::ARENA_START;
 use crate::storm::memory::{Page, Shows};
 use crate::storm::step::{
     ARENA_PAGES, Action, Advice, Backing, Contents, OBJECT_PAGES, OBJECTS, PAGE_BYTES, Span, What,

@@ -15,9 +15,10 @@ use std::rc::Rc;
 
 use rustix::process::{Pid, WaitOptions};
 use sys::fork::{Fork, fork};
-use sys::subject::clone::{DESCRIPTORS, IO_CONTEXT, SEMAPHORE_UNDO, clone};
-use sys::subject::filters::{Answer, GONE, call_gone, install_filter};
-use sys::subject::{Arena, block_signals, queue_signal};
+
+use crate::calls::clone::{DESCRIPTORS, IO_CONTEXT, SEMAPHORE_UNDO, clone};
+use crate::calls::filters::{Answer, GONE, call_gone, install_filter};
+use crate::calls::{Arena, block_signals, queue_signal};
 
 pub(super) use self::program_32::NAME as PROGRAM_32;
 use super::ledger::{Ledger, Order};

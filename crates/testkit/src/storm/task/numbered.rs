@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::fs::Mode;
 use sys::io_class::{self, Class};
 use sys::kcmp::{self, Shared};
-use sys::subject::aio::{Context, Operation, Request};
-use sys::subject::clone::{DESCRIPTORS, DIRECTORIES, IO_CONTEXT, SEMAPHORE_UNDO};
 use sys::{sem, shm};
 
 use super::{Done, Task, opened};
+use crate::calls::aio::{Context, Operation, Request};
+use crate::calls::clone::{DESCRIPTORS, DIRECTORIES, IO_CONTEXT, SEMAPHORE_UNDO};
 use crate::storm::step::{Action, NUMBERED, PAGE_BYTES, SHARES, TASKS};
 use crate::subjects::Failure;
 
@@ -146,7 +146,7 @@ impl Task {
     }
 
     fn unshare(&mut self, shares: u8) -> Done {
-        sys::subject::clone::unshare(flags(shares))?;
+        crate::calls::clone::unshare(flags(shares))?;
         if flags(shares) & SEMAPHORE_UNDO != 0
             && let Some(undo) = self.numbered.undo.take()
         {

@@ -15,10 +15,10 @@ use sys::kernel_memory::KernelMemory;
 use sys::mqueue::{self, Attributes, Message, Tell};
 use sys::perf_event::{self, Watched};
 use sys::ring::{self, Part, RingMemory};
-use sys::subject::block_signals;
-use sys::subject::clone::{HOST_NAME, NETWORK, unshare};
 use sys::{fanotify, fcntl, socket, tun};
 
+use crate::calls::block_signals;
+use crate::calls::clone::{HOST_NAME, NETWORK, unshare};
 use crate::storm::step::{Opened, PAGE_BYTES};
 use crate::subjects::Failure;
 
@@ -320,7 +320,7 @@ pub(super) fn ring(slot: u16, is_full: bool) -> Result<OwnedFd, Failure> {
         let memory = (0..2 * PAGE_BYTES).map(|_| AtomicU8::new(0));
         let memory: &'static [AtomicU8] = Box::leak(memory.collect());
         let start = memory.as_ptr().align_offset(PAGE_BYTES);
-        ring::register_buffers(made.own.as_fd(), &[&memory[start..start + PAGE_BYTES]])?;
+        crate::calls::register_buffers(made.own.as_fd(), &[&memory[start..start + PAGE_BYTES]])?;
     }
     Ok(made.own)
 }
@@ -343,7 +343,7 @@ pub(super) fn describe(
         Opened::Map => tell("entries", &entries(own)),
         Opened::Counter => tell("counts", &is_counting(own)),
         Opened::Namespace | Opened::Mounted => tell("which", &which(own)),
-        Opened::Leased => tell("lease", &fcntl::leased(own).ok()),
+        Opened::Leased => tell("lease", &crate::calls::leased(own).ok()),
         Opened::Tap => tell("attached", &tun::attached(own).ok()),
         Opened::Group => {
             let marks = info();

@@ -15,18 +15,18 @@ use super::Nature;
 use super::inet::{AF_INET, AF_INET6};
 use super::options::Stage;
 
-pub(super) const SOL_IP: i32 = 0;
-pub(super) const SOL_SOCKET: i32 = 1;
-pub(super) const SOL_TCP: i32 = 6;
-pub(super) const SOL_UDP: i32 = 17;
+pub(super) const SOL_IP: i32 = libc::SOL_IP;
+pub(super) const SOL_SOCKET: i32 = libc::SOL_SOCKET;
+pub(super) const SOL_TCP: i32 = libc::SOL_TCP;
+pub(super) const SOL_UDP: i32 = libc::SOL_UDP;
 pub(super) const SOL_VSOCK: i32 = 40;
-pub(super) const SOL_IPV6: i32 = 41;
-pub(super) const SOL_ICMPV6: i32 = 58;
-pub(super) const SOL_UDPLITE: i32 = 136;
-pub(super) const SOL_RAW: i32 = 255;
-pub(super) const SOL_PACKET: i32 = 263;
-pub(super) const SOL_NETLINK: i32 = 270;
-pub(super) const SOL_MPTCP: i32 = 284;
+pub(super) const SOL_IPV6: i32 = libc::SOL_IPV6;
+pub(super) const SOL_ICMPV6: i32 = libc::SOL_ICMPV6;
+pub(super) const SOL_UDPLITE: i32 = linux_raw_sys::net::SOL_UDPLITE as i32;
+pub(super) const SOL_RAW: i32 = libc::SOL_RAW;
+pub(super) const SOL_PACKET: i32 = libc::SOL_PACKET;
+pub(super) const SOL_NETLINK: i32 = libc::SOL_NETLINK;
+pub(super) const SOL_MPTCP: i32 = linux_raw_sys::net::SOL_MPTCP as i32;
 /// The level of control messages of vsock's error queue.
 pub(super) const SOL_VSOCK_ERRORS: i32 = 287;
 
@@ -80,9 +80,9 @@ impl Kinds {
     /// kinds that are not saved.
     #[must_use]
     pub fn of(nature: Nature) -> Self {
-        const SOCK_STREAM: i32 = 1;
-        const SOCK_DGRAM: i32 = 2;
-        const SOCK_RAW: i32 = 3;
+        const SOCK_STREAM: i32 = libc::SOCK_STREAM;
+        const SOCK_DGRAM: i32 = libc::SOCK_DGRAM;
+        const SOCK_RAW: i32 = libc::SOCK_RAW;
         const MPTCP: i32 = 262;
         let of_family = |four, six| match nature.family {
             AF_INET6 => six,

@@ -9,7 +9,10 @@ pub mod callers;
 pub mod clone;
 pub mod filters;
 pub mod guest;
+pub mod isolated;
 mod mapping;
+pub mod puppet;
+mod ring;
 pub mod rom;
 mod signals;
 mod timers;
@@ -17,13 +20,20 @@ pub mod traps;
 pub mod vdso;
 mod written_code;
 
+use std::ffi::CStr;
 use std::io::{Error, Result};
 use std::mem::zeroed;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
+
+use rustix::process::{PidfdFlags, pidfd_open};
+use sys::fork::{ended_child, reap};
 
 pub use arena::{ARENA_START, Arena};
 pub use mapping::Mapping;
+pub use ring::{
+    io_uring, register_buffers, register_number, register_personality, submit_by_number,
+};
 pub use signals::{
     Counted, alternate_stack, alternate_stack_now, block_signals, count_signal, counted,
     ignore_signal, last_handler_stack, queue_signal, signal_within, take_signal, unblock_signals,
@@ -84,16 +94,54 @@ pub fn signal_by(pidfd: impl AsFd, signal: i32) -> Result<()> {
     check(unsafe { libc::syscall(call, fd, signal, none, 0) }).map(drop)
 }
 
-/// Opens an io_uring. io_uring_setup(2).
+/// A pidfd of a child that has ended and was waited for: it refers to nobody any more.
 ///
 /// # Errors
-/// As io_uring_setup(2).
-pub fn io_uring() -> Result<OwnedFd> {
-    // The kernel's `io_uring_params`, all zeros.
-    let mut params = [0_u64; 15];
-    let params = params.as_mut_ptr();
-    // SAFETY: 120 zeroed bytes are valid parameters, live for the call.
-    let fd = check(unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params) })?;
-    // SAFETY: the kernel just returned this descriptor and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+/// As fork(2), pidfd_open(2) and waitpid(2).
+pub fn pidfd_of_nobody() -> Result<OwnedFd> {
+    let child = ended_child(0)?;
+    let opened = pidfd_open(child, PidfdFlags::empty());
+    reap(child)?;
+    Ok(opened?)
+}
+
+/// The lease on the file, as its kind (`F_GETLEASE`: `F_RDLCK`, `F_WRLCK`, `F_UNLCK` for none).
+///
+/// # Errors
+/// `EBADF`.
+pub fn leased(file: impl AsFd) -> Result<i32> {
+    // SAFETY: the call takes no argument.
+    let kind = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GETLEASE) };
+    check(kind.into())?;
+    Ok(kind)
+}
+
+/// Has a tracepoint count only events that fit `filter` (`PERF_EVENT_IOC_SET_FILTER`).
+///
+/// # Errors
+/// As ioctl(2): `EINVAL` for a filter that is not valid for it.
+pub fn set_filter(event: impl AsFd, filter: &CStr) -> Result<()> {
+    const SET_FILTER: libc::Ioctl = 0x4008_2406;
+    // SAFETY: the kernel reads a string, which outlives the call.
+    let result = unsafe { libc::ioctl(event.as_fd().as_raw_fd(), SET_FILTER, filter.as_ptr()) };
+    check(result.into()).map(drop)
+}
+
+/// Runs `work` in a thread that has a new session keyring, without a name and empty.
+///
+/// # Errors
+/// As keyctl(2): `EDQUOT`, `ENOSYS`.
+pub fn in_new_session<T: Send>(work: impl FnOnce(i32) -> T + Send) -> Result<T> {
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
+    let joined = || {
+        let unnamed = ptr::null::<libc::c_char>();
+        // SAFETY: without a name the call reads nothing.
+        let serial = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, unnamed) };
+        Ok(work(i32::try_from(check(serial)?).map_err(Error::other)?))
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, joined)?;
+        let ended = thread.join();
+        ended.unwrap_or_else(|_| Err(Error::other("the thread with a session keyring panicked")))
+    })
 }

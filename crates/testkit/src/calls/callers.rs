@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::Mapping;
 use super::clone::{DESCRIPTORS, DIRECTORIES, MEMORY, SIBLING, THREAD};
-use crate::puppet::{futex_wait, futex_wake, raw_call};
+use super::puppet::{futex_wait, futex_wake, raw_call};
 
 const IDLE: u32 = 0;
 const CALLING: u32 = 1;

@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::process::Pid;
 
-use crate::fork::Fork;
+use sys::fork::Fork;
 
 /// `CLONE_VM`: the memory. Only [`super::callers`] can be made with it.
 pub const MEMORY: u64 = 0x100;

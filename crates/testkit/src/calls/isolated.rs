@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 
-use crate::socket;
+use sys::socket;
 
 /// Runs `f`, which panics to fail, on a thread with a network namespace of its own (loopback is
 /// up), terminals of its own (/dev/ptmx, /dev/pts) and no descriptors but the standard ones.
