@@ -68,7 +68,7 @@ const FRAME: u8 = 10;
 /// `task_struct`; then come how many bytes are wanted, and two words for each of [`STEPS`] steps:
 /// the number that is added to the address, and a mask of the bits of the pointer there that make
 /// the next address, all or none. The program leaves the bytes there in the context; where none are
-/// wanted, the address itself. It returns 0, or what the kernel says of an address where nothing is.
+/// wanted, the address itself. It returns 0, or an error for an address where nothing is.
 fn program() -> Vec<Instruction> {
     const WORDS: i16 = (PIECE_BYTES / 8) as i16;
     let piece = PIECE_BYTES as i32;

@@ -27,7 +27,6 @@ pub mod memfd;
 pub mod mqueue;
 pub mod namespace;
 pub mod netlink;
-mod opens;
 mod own_pipe;
 pub mod packet_socket;
 pub mod path;
@@ -64,6 +63,7 @@ pub mod watched;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Stat};
@@ -71,8 +71,8 @@ use rustix::fs::{FileType, Stat};
 pub use description::{Description, ErasedKind};
 pub use info::Info;
 pub use kinds::{KINDS, claim, kind_of};
-pub use opens::Opens;
 
+use socket::diag::UnixIndex;
 use watched::Watched;
 
 use crate::script::Script;
@@ -218,6 +218,72 @@ pub enum Task {
     Alive,
     /// A process that has ended, and whose parent has not asked how.
     Ended,
+}
+
+/// All descriptions of a tree that are known so far, in the order of their ids. Indexes find one
+/// without a look at all of them: they are looked for while the tree stands.
+#[derive(Default)]
+pub struct Opens<'a> {
+    list: Vec<Open<'a>>,
+    /// Positions in the list by inode number, in ascending order.
+    inodes: OnceCell<HashMap<u64, Vec<usize>>>,
+    /// What is asked about unix sockets for all of them at once.
+    unix: UnixIndex,
+}
+
+impl<'a> Opens<'a> {
+    /// Adds a description, whose id comes after those that are there.
+    pub fn push(&mut self, open: Open<'a>) {
+        self.list.push(open);
+        self.inodes.take();
+        self.unix = UnixIndex::default();
+    }
+
+    /// The descriptions whose inode has this number, on whichever device, in ascending order.
+    pub fn numbered(&self, inode: u64) -> impl Iterator<Item = &Open<'a>> {
+        let inodes = self.inodes.get_or_init(|| {
+            let mut inodes = HashMap::<_, Vec<_>>::new();
+            for (position, open) in self.list.iter().enumerate() {
+                inodes.entry(open.stat.st_ino).or_default().push(position);
+            }
+            inodes
+        });
+        let positions = inodes.get(&inode).map_or(&[][..], Vec::as_slice);
+        positions.iter().map(|position| &self.list[*position])
+    }
+
+    /// The descriptions of the same inode as `open`, in ascending order.
+    pub fn of_inode<'s>(
+        &'s self,
+        open: &Open<'_>,
+    ) -> impl Iterator<Item = &'s Open<'a>> + use<'s, 'a> {
+        let device = open.stat.st_dev;
+        let all = self.numbered(open.stat.st_ino);
+        all.filter(move |other| other.stat.st_dev == device)
+    }
+}
+
+impl<'a> FromIterator<Open<'a>> for Opens<'a> {
+    fn from_iter<I: IntoIterator<Item = Open<'a>>>(opens: I) -> Self {
+        Self {
+            list: opens.into_iter().collect(),
+            ..Self::default()
+        }
+    }
+}
+
+impl<'a> Deref for Opens<'a> {
+    type Target = [Open<'a>];
+
+    fn deref(&self) -> &[Open<'a>] {
+        &self.list
+    }
+}
+
+impl<'a> DerefMut for Opens<'a> {
+    fn deref_mut(&mut self) -> &mut [Open<'a>] {
+        &mut self.list
+    }
 }
 
 /// What a kind may ask of the dump while it describes a description.

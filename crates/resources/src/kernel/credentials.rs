@@ -204,8 +204,8 @@ pub fn prepare() {
     }
 }
 
-/// The serial number of the calling thread's session keyring, 0 for none, by a look of its own; none
-/// where that takes more than a dump of this boot has kept.
+/// The serial number of the calling thread's session keyring, 0 for none, by a look of its own;
+/// none where the places are not kept by a dump of this boot.
 pub(crate) fn own_session_serial() -> Option<i32> {
     let layout = Layout::of_this_kernel();
     let way = [

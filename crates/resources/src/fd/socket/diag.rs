@@ -1,8 +1,9 @@
 //! sock_diag(7): what the kernel tells about a unix socket, asked by its inode number.
 //!
-//! A few sockets of the tree are asked about one by one. The kernel looks through those of the whole
-//! host for each, so where there are many, it lists all of them.
+//! A few sockets of the tree are asked about one by one. The kernel looks through those of the
+//! whole host for each, so where there are many, it lists all of them.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 
 use sys::netlink::{Batch, DUMP, Netlink, REQUEST, attributes};
@@ -42,6 +43,51 @@ pub struct Facts {
     pub backlog: u32,
     /// `RCV_SHUTDOWN` (1) and `SEND_SHUTDOWN` (2).
     pub shutdown: u8,
+}
+
+/// From so many unix sockets of a tree on, one list takes less time than a question about each.
+pub const MANY: usize = 32;
+
+/// What is asked about the unix sockets of a tree for all of them at once.
+#[derive(Default)]
+pub struct UnixIndex {
+    /// By inode number; none where the tree has few, or the kernel does not list them.
+    listed: OnceCell<Option<HashMap<u32, Facts>>>,
+    /// How many stream sockets of the tree have a name.
+    named: OnceCell<HashMap<Vec<u8>, usize>>,
+}
+
+impl UnixIndex {
+    /// What the kernel tells about the socket with this inode number, of a tree that may have
+    /// [`MANY`].
+    ///
+    /// # Errors
+    /// Those of [`unix`].
+    pub fn facts(&self, inode: u32, are_many: impl FnOnce() -> bool) -> Result<Facts> {
+        let list = || are_many().then(|| all_unix().ok()).flatten();
+        let listed = self.listed.get_or_init(list).as_ref();
+        match listed.and_then(|listed| listed.get(&inode)) {
+            Some(facts) => Ok(facts.clone()),
+            None => unix(inode),
+        }
+    }
+
+    /// How many of the `names` of the tree's stream sockets are this one.
+    pub fn named<I>(&self, name: &[u8], names: impl FnOnce() -> I) -> usize
+    where
+        I: Iterator<Item = Vec<u8>>,
+    {
+        let count = || {
+            let mut named = HashMap::new();
+            names().for_each(|name| *named.entry(name).or_default() += 1);
+            named
+        };
+        self.named
+            .get_or_init(count)
+            .get(name)
+            .copied()
+            .unwrap_or(0)
+    }
 }
 
 /// Asks about the unix socket with this inode number.

@@ -25,10 +25,8 @@ mod address;
 mod connect;
 mod deferred;
 mod identity;
-mod index;
 mod queue;
 
-pub(super) use self::index::Index;
 pub use deferred::Deferred;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,7 +37,7 @@ use address::Address;
 use connect::Server;
 use queue::{Credentials, Message, Source};
 
-use super::socket::diag::{Facts, State};
+use super::socket::diag::{self, Facts, State};
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature};
 use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, ready};
@@ -274,11 +272,17 @@ fn sockets<'a>(cx: &'a dyn DumpContext) -> impl Iterator<Item = (&'a Open<'a>, N
     })
 }
 
+/// What the kernel tells about the socket with this inode number.
+fn facts_of(inode: u32, cx: &dyn DumpContext) -> Result<Facts> {
+    let are_many = || sockets(cx).nth(diag::MANY - 1).is_some();
+    cx.all().unix.facts(inode, are_many)
+}
+
 fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
     let own = open.own()?;
     let nature = Nature::of(open)?.ok_or_else(|| open.unsupported("it is no socket", None))?;
     let inode = socket::inode(open);
-    let facts = index::facts(inode, cx)?;
+    let facts = facts_of(inode, cx)?;
     let reachable = facts.state != State::Established || nature.kind == DGRAM;
     let mut record = Unix {
         inode,
@@ -321,7 +325,9 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
 
 /// Whether several stream sockets of the tree have this name: a listener and what it accepted.
 fn is_shared(name: &[u8], cx: &dyn DumpContext) -> bool {
-    index::named(name, cx) > 1
+    let streams = || sockets(cx).filter(|(_, nature)| nature.kind != DGRAM);
+    let names = || streams().map(|(open, _)| name_of(open).to_vec());
+    cx.all().unix.named(name, names) > 1
 }
 
 /// The name of a socket, asked once; none of one that cannot be asked.
@@ -346,7 +352,7 @@ fn flying<'a>(open: &'a Open<'_>, nature: Nature) -> Result<&'a [u64]> {
 /// The inode numbers of the clients that wait to be accepted by a socket, looked at once.
 fn waiting_at<'a>(open: &'a Open<'_>, cx: &dyn DumpContext) -> &'a [u32] {
     open.known.waiting.get_or_init(|| {
-        let facts = index::facts(socket::inode(open), cx);
+        let facts = facts_of(socket::inode(open), cx);
         facts.map_or_else(|_| Vec::new(), |facts| facts.waiting)
     })
 }
@@ -428,7 +434,7 @@ fn describe_peer(
         return describe_outside(open, record, cx);
     };
     record.peer_id = id.0;
-    let back = index::facts(peer, cx)?.peer;
+    let back = facts_of(peer, cx)?.peer;
     if back == Some(record.inode) && !is_by_name(record) {
         record.set_link(Link::Pair);
         if let Some(peer) = socket::find(cx, peer) {
@@ -880,7 +886,7 @@ mod tests {
                 assert_eq!(receive(&client).0, b"hello");
             }
             let inode = u32::try_from(rustix::fs::fstat(&listener).unwrap().st_ino).unwrap();
-            assert_eq!(socket::diag::unix(inode).unwrap().backlog, 1);
+            assert_eq!(diag::unix(inode).unwrap().backlog, 1);
         });
     }
 
@@ -1071,7 +1077,7 @@ mod tests {
                                 let stat = rustix::fs::fstat(&sockets[at]).unwrap();
                                 u32::try_from(stat.st_ino).unwrap()
                             };
-                            let facts = socket::diag::unix(inode(at(own))).unwrap();
+                            let facts = diag::unix(inode(at(own))).unwrap();
                             assert_eq!(facts.peer, Some(inode(at(peer))), "{own} {peers:?}");
                         }
                         // Who is connected hears its own peer alone.
