@@ -203,7 +203,7 @@ impl Kind for Pipe {
             .collect();
         assert!(rules[0].starts_with("crates/resources/src/fd/socket.rs:1: it does not tell"));
         let want = [
-            "14: it does not tell that it refuses in the words \"it is old\"",
+            "12: it does not tell that it refuses in the words \"it is old\"",
             "3: its code says nowhere \"it is full\"",
             "3: its code says nowhere \"it is a|b\"",
         ];
