@@ -126,7 +126,9 @@ pub(super) fn reopen(
     cx: &mut dyn RestoreContext,
 ) -> Result<OwnedFd> {
     let made = status::is_nameless(flags) && !inherited(place, cx);
-    let flags = status::checked(kind.name(), flags)?;
+    let is_async = status::ASYNC.intersection(OFlags::from_bits_retain(flags));
+    // A file that signals nobody gets the flag by open(2) alone.
+    let flags = status::checked(kind.name(), flags)? | is_async;
     let wanted = match size_bytes {
         Some(_) => FileType::RegularFile,
         None => FileType::Directory,
@@ -163,7 +165,8 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("log");
         fs::write(&path, "0123456789").expect("write");
-        let flags = (OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::DSYNC).bits();
+        let flags = OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::DSYNC;
+        let flags = (flags | status::ASYNC).bits();
         let mut options = OpenOptions::new();
         let mut file = options
             .read(true)
