@@ -53,10 +53,18 @@ const IFF_DETACH_QUEUE: u32 = 0x400;
 const IFF_PERSIST: u32 = 0x800;
 /// What is told has `IFF_NOFILTER` in the same bit.
 const IFF_NO_PI: u32 = 0x1000;
+/// Without effect since Linux 3.8, but told.
+const IFF_ONE_QUEUE: u32 = 0x2000;
 const IFF_VNET_HDR: u32 = 0x4000;
 /// What is asked for when a queue is attached.
-const OF_ATTACHING: u32 =
-    IFF_TUN | IFF_TAP | IFF_NAPI | IFF_NAPI_FRAGS | IFF_MULTI_QUEUE | IFF_NO_PI | IFF_VNET_HDR;
+const OF_ATTACHING: u32 = IFF_TUN
+    | IFF_TAP
+    | IFF_NAPI
+    | IFF_NAPI_FRAGS
+    | IFF_MULTI_QUEUE
+    | IFF_NO_PI
+    | IFF_ONE_QUEUE
+    | IFF_VNET_HDR;
 
 /// A descriptor of /dev/net/tun.
 #[derive(Clone, PartialEq, Message)]
