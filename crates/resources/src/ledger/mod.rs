@@ -6,6 +6,8 @@
 //! - [`calls`]: numbers of prctl(2), fcntl(2) and ptrace(2), flags of clone(2),
 //! - [`process`]: files in /proc/PID, capabilities.
 //!
+//! Of what is kept, [`samples`] has values that a program can set.
+//!
 //! The lines of /proc/PID/status and /proc/PID/limits are lists of [`sys::ledger`], where their
 //! readers are. `docs/ledger.md` is made of all of them.
 
@@ -13,6 +15,7 @@ pub mod calls;
 pub mod fdinfo;
 pub mod memory;
 pub mod process;
+pub mod samples;
 
 pub use sys::ledger::{Entry, Fate, List};
 

@@ -5,11 +5,13 @@
 //! is never given back.
 pub mod aio;
 mod arena;
+pub mod attributes;
 pub mod callers;
 pub mod clone;
 pub mod filters;
 pub mod guest;
 mod mapping;
+pub mod placed;
 pub mod rom;
 mod signals;
 mod timers;
