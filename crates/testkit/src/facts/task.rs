@@ -82,7 +82,7 @@ pub(super) fn look(facts: &mut Facts, pid: u32, is_root: bool, depth: Depth) {
         // Signals arrive at a running task.
         return;
     }
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = text(&format!("/proc/{pid}/status"));
     for line in status.lines() {
         if let Some(pending) = line.strip_prefix("ShdPnd:") {
             facts.note(pid, "ShdPnd", pending.trim());
@@ -102,8 +102,7 @@ fn state_class(pid: u32) -> &'static str {
 }
 
 fn look_at_stat(facts: &mut Facts, pid: u32, is_root: bool) {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let Some((_, rest)) = stat.rsplit_once(") ") else {
+    let Some(rest) = tree::stat_at(&format!("/proc/{pid}")) else {
         return;
     };
     // The state letter is field 3.
@@ -129,6 +128,12 @@ fn look_at_auxv(facts: &mut Facts, pid: u32) {
         })
         .collect();
     facts.note(pid, "auxv", words.join(" "));
+}
+
+/// What a /proc file says; nothing where it cannot be read. Names in it may be any bytes.
+pub(super) fn text(path: &str) -> String {
+    let bytes = fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Text of a /proc file, with NULs as spaces; what went wrong where it cannot be read.

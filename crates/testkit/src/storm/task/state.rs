@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use resources::fd::socket::Nature;
 use resources::fd::socket::ledger::samples::{self, OF_CONNECTIONS};
 use resources::fd::socket::ledger::{self, Fate, Kinds};
+use resources::ledger::samples::made::made;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags, SeekFrom};
 use rustix::io::FdFlags;
@@ -148,6 +149,9 @@ fn describe(held: &Held) -> String {
         tell("of", &whose(file));
     }
     opened::describe(held.ends.kind, file, &mut tell);
+    if let Some(made) = held.ends.made.and_then(|at| made().nth(at.into())) {
+        tell(made.name, &made.told(file));
+    }
     if let Opened::Memfd = held.ends.kind {
         tell("seals", &rustix::fs::fcntl_get_seals(file));
     }

@@ -1,0 +1,72 @@
+//! Threads that do nothing but change and tell what each has of its own.
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+use resources::ledger::samples::Sample;
+
+use super::told::of_thread;
+use crate::subjects::Failure;
+
+/// The size of a helper's stack.
+const STACK_BYTES: usize = 256 << 10;
+
+/// A thread that was started.
+pub(super) struct Helper {
+    orders: Sender<Order>,
+    answers: Receiver<Vec<String>>,
+}
+
+/// What a helper is told.
+enum Order {
+    Change(&'static Sample, usize),
+    /// What its filters let it tell.
+    Describe {
+        is_filtered: bool,
+    },
+}
+
+impl Helper {
+    /// Starts one.
+    pub fn start(number: u8) -> Result<Self, Failure> {
+        let (orders, hears) = mpsc::channel();
+        let (tells, answers) = mpsc::channel();
+        thread::Builder::new()
+            .name(format!("helper-{number}"))
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                for order in hears {
+                    let told = match order {
+                        Order::Change(sample, first) => {
+                            // The kernel may not have it, or no other value.
+                            let _ = sample.change(first);
+                            Vec::new()
+                        }
+                        Order::Describe { is_filtered } => of_thread(is_filtered).collect(),
+                    };
+                    if tells.send(told).is_err() {
+                        break;
+                    }
+                }
+                // Some of what it has lets nobody see that it has ended.
+                loop {
+                    rustix::event::pause();
+                }
+            })?;
+        Ok(Self { orders, answers })
+    }
+
+    fn ask(&self, order: Order) -> Result<Vec<String>, Failure> {
+        self.orders.send(order).map_err(|_| "a helper is gone")?;
+        Ok(self.answers.recv()?)
+    }
+
+    /// Has it change a state of its own.
+    pub fn change(&self, sample: &'static Sample, first: usize) -> Result<(), Failure> {
+        self.ask(Order::Change(sample, first)).map(drop)
+    }
+
+    /// What it has, a line each.
+    pub fn describe(&self, is_filtered: bool) -> Result<Vec<String>, Failure> {
+        self.ask(Order::Describe { is_filtered })
+    }
+}
