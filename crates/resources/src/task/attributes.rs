@@ -156,8 +156,8 @@ pub static MEMORY_MERGE: Attribute = Attribute {
     one_way: false,
 };
 
-/// What becomes of a thread one of whose pages breaks: 0 late, 1 early, 2 the system's choice. A new
-/// thread inherits it, and the two below, from its maker: they wait until all threads are made.
+/// What becomes of a thread one of whose pages breaks: 0 late, 1 early, 2 the system's choice. A
+/// new thread inherits it, and the two below, from its maker: they wait until all are made.
 pub static MACHINE_CHECK: Attribute = Attribute {
     tag: tags::MACHINE_CHECK,
     name: "machine-check policy",

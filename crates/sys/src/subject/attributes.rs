@@ -144,7 +144,7 @@ pub fn memory_policy() -> Result<(i32, u64)> {
     Ok((mode, nodes[0]))
 }
 
-/// Has the kernel clear a word of the thread's own at its end, one that stays for ever; its address.
+/// Has the kernel clear a word of the thread's own at its end, which stays for ever; its address.
 /// set_tid_address(2).
 pub fn clear_another_word() -> u64 {
     let word: &'static AtomicU32 = Box::leak(Box::default());

@@ -127,7 +127,7 @@ pub enum Action {
         /// `PROT_` bits; nothing is mapped there any more where there are none.
         protection: Option<u8>,
     },
-    /// Changes a state of the task's own that the ledger says is kept, to another value than it has.
+    /// Changes a state of the task's own that the ledger says is kept, to another value.
     Change {
         /// The name of the state's sample.
         what: String,

@@ -138,5 +138,19 @@ fn timers() -> io::Result<String> {
         left.map(|(left, every)| (id, left / STEP_MS, every))
     });
     let told: io::Result<Vec<_>> = told.collect();
-    Ok(format!("{:?} {}", told?, text.replace('\n', " ")))
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !is_clock_of_thread(line))
+        .collect();
+    Ok(format!("{:?} {}", told?, lines.join(" ")))
+}
+
+/// Whether a line of the list names a thread's clock of processor time: by 0 where the thread has
+/// made the timer itself, and by the thread's number after a restore.
+fn is_clock_of_thread(line: &str) -> bool {
+    const OF_THREAD: i32 = 4;
+    let number = line
+        .strip_prefix("ClockID: ")
+        .and_then(|word| word.trim().parse().ok());
+    number.is_some_and(|number: i32| number < 0 && number & OF_THREAD != 0)
 }

@@ -1,12 +1,12 @@
 //! A task that makes its steps: what it has, and how it answers for it.
 mod data;
 mod descriptors;
-mod helpers;
 mod memory;
 mod numbered;
 mod opened;
 mod own;
 mod program_32;
+mod side_thread;
 mod state;
 mod threads;
 mod told;
@@ -45,7 +45,7 @@ struct Task {
     objects: BTreeMap<u8, Object>,
     held: BTreeMap<u16, descriptors::Held>,
     waits: Vec<threads::Waiting>,
-    helpers: BTreeMap<u8, helpers::Helper>,
+    helpers: BTreeMap<u8, side_thread::Helper>,
     /// Whether a filter ends it for calls of [`told::OF_DUMPS`].
     is_filtered: bool,
     numbered: numbered::Numbered,

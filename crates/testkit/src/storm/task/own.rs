@@ -5,7 +5,7 @@ use resources::ledger::samples::made::made;
 use resources::ledger::samples::{self, Owner, Place};
 
 use super::descriptors::{Ends, Held};
-use super::helpers::Helper;
+use super::side_thread::Helper;
 use super::told::{line, may_read, of_thread};
 use super::{Done, Task};
 use crate::storm::step::{HELPERS, Opened};
@@ -26,7 +26,7 @@ impl Task {
                 if let Entry::Vacant(place) = self.helpers.entry(number) {
                     place.insert(Helper::start(number)?);
                 }
-                self.helpers[&number].change(sample, first)
+                Ok(self.helpers[&number].change(sample, first)?)
             }
             (Some(_), _) => Ok(()),
             (None, _) => {

@@ -10,14 +10,18 @@ use crate::stillframe::Stillframe;
 use crate::storm::step::{Action, Step, to_text};
 use crate::subject::Subject;
 
-/// States that a kernel, a processor or a host may lack.
-const MAY_LACK: [&str; 6] = [
+/// States that a kernel, a processor or a host may lack, or for which it may lack the capability.
+const MAY_LACK: [&str; 10] = [
+    "auxiliary-vector",
     "clamps",
     "cpuid",
     "deadline",
+    "io-flusher",
     "login",
+    "marks",
     "memory-merge",
     "real-time",
+    "speculation",
 ];
 
 fn step(task: u8, action: Action) -> Step {
@@ -29,7 +33,8 @@ fn change(sample: &Sample, first: u16) -> Step {
     let (task, helper) = match sample.place {
         Place::Anywhere => (0, None),
         Place::Children => (1, None),
-        Place::Helpers => (1, Some(0)),
+        // One who uses files as somebody else may not do the rest.
+        Place::Helpers => (1, Some(u8::from(sample.name == "users-of-files"))),
     };
     let what = sample.name.to_owned();
     step(

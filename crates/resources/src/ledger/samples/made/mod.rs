@@ -36,6 +36,10 @@ mod tests {
     /// What a kernel or a host may lack: leases of others' clocks, huge pages, flags of groups.
     const MAY_LACK: usize = 8;
 
+    /// States that the kernel tells nobody: `FAN_ENABLE_AUDIT`, which means something to groups
+    /// that are asked alone, and those are refused.
+    const NOT_TOLD: [(&str, u64); 1] = [("fanotify", 0x40)];
+
     /// A state that is told as another one is could be taken for that after a restore.
     #[test]
     fn each_state_is_told_in_words_of_its_own() {
@@ -54,6 +58,9 @@ mod tests {
                 let words: io::Result<Vec<String>> = words.into_iter().collect();
                 let words =
                     words.unwrap_or_else(|error| panic!("{} {value:#x}: {error}", made.name));
+                if NOT_TOLD.contains(&(made.name, value)) {
+                    continue;
+                }
                 if let Some(other) = told.insert(words.clone(), value) {
                     let name = made.name;
                     alike.push(format!("{name}: {value:#x} and {other:#x} are {words:?}"));

@@ -23,8 +23,9 @@ pub(super) const TERMINALS: &[Made] = &[
         ]),
 ];
 
-/// The bits of the four words of modes that have a meaning.
-const MODES: [u32; 4] = [0x7fff, 0xffff, 0xc000_0fbf, 0x1_ffff];
+/// The bits of the four words of modes that have a meaning, but for those that a pseudo terminal
+/// has one value of: `CSIZE`, `CREAD`, `PARENB`.
+const MODES: [u32; 4] = [0x7fff, 0xffff, 0xc000_0e4f, 0x1_ffff];
 /// How many control characters there are.
 const CHARACTERS: u64 = 19;
 /// How many states follow on those of [`MODES`] and [`CHARACTERS`].

@@ -1,11 +1,11 @@
 //! Threads that do nothing but change and tell what each has of its own.
+use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use resources::ledger::samples::Sample;
 
 use super::told::of_thread;
-use crate::subjects::Failure;
 
 /// The size of a helper's stack.
 const STACK_BYTES: usize = 256 << 10;
@@ -27,7 +27,7 @@ enum Order {
 
 impl Helper {
     /// Starts one.
-    pub fn start(number: u8) -> Result<Self, Failure> {
+    pub fn start(number: u8) -> io::Result<Self> {
         let (orders, hears) = mpsc::channel();
         let (tells, answers) = mpsc::channel();
         thread::Builder::new()
@@ -55,18 +55,19 @@ impl Helper {
         Ok(Self { orders, answers })
     }
 
-    fn ask(&self, order: Order) -> Result<Vec<String>, Failure> {
-        self.orders.send(order).map_err(|_| "a helper is gone")?;
-        Ok(self.answers.recv()?)
+    fn ask(&self, order: Order) -> io::Result<Vec<String>> {
+        let is_gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        self.orders.send(order).map_err(|_| is_gone())?;
+        self.answers.recv().map_err(|_| is_gone())
     }
 
     /// Has it change a state of its own.
-    pub fn change(&self, sample: &'static Sample, first: usize) -> Result<(), Failure> {
+    pub fn change(&self, sample: &'static Sample, first: usize) -> io::Result<()> {
         self.ask(Order::Change(sample, first)).map(drop)
     }
 
     /// What it has, a line each.
-    pub fn describe(&self, is_filtered: bool) -> Result<Vec<String>, Failure> {
+    pub fn describe(&self, is_filtered: bool) -> io::Result<Vec<String>> {
         self.ask(Order::Describe { is_filtered })
     }
 }
