@@ -34,6 +34,7 @@ pub mod machine;
 pub mod machine_memory;
 pub mod page_server;
 pub mod program;
+pub mod samples;
 pub mod serve_storm;
 pub mod skip;
 mod slots;

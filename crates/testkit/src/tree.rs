@@ -137,7 +137,14 @@ pub fn is_waiting(tid: u32) -> bool {
 
 /// /proc/PID/stat from the state letter on.
 fn stat_after_name(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat_at(&format!("/proc/{pid}"))
+}
+
+/// The file `stat` of a process or a thread, whose folder in /proc is given, from the state letter
+/// on. The name before that may be any bytes.
+pub fn stat_at(folder: &str) -> Option<String> {
+    let stat = fs::read(format!("{folder}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
     let (_, rest) = stat.rsplit_once(") ")?;
     Some(rest.trim_end().to_owned())
 }

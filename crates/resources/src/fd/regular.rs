@@ -132,7 +132,9 @@ pub(super) fn reopen(
     cx: &mut dyn RestoreContext,
 ) -> Result<OwnedFd> {
     let made = status::is_nameless(flags) && !inherited(place, cx);
-    let flags = status::opening(flags);
+    let is_async = status::ASYNC.intersection(OFlags::from_bits_retain(flags));
+    // A file that signals nobody gets the flag by open(2) alone.
+    let flags = status::opening(flags) | is_async;
     let file = match &place.ghost {
         Some(ghost) if made && ghost.made_with != 0 => ghost.maker(place, cx)?,
         _ => place.open(flags, size_bytes, cx)?,
@@ -162,7 +164,8 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("log");
         fs::write(&path, "0123456789").expect("write");
-        let flags = (OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::DSYNC).bits();
+        let flags = OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::DSYNC;
+        let flags = (flags | status::ASYNC).bits();
         let mut options = OpenOptions::new();
         let mut file = options
             .read(true)

@@ -6,6 +6,8 @@
 //! - [`calls`]: numbers of prctl(2), fcntl(2) and ptrace(2), flags of clone(2),
 //! - [`process`]: files in /proc/PID, capabilities.
 //!
+//! Of what is kept, `testkit::samples` has values that a program can set.
+//!
 //! The lines of /proc/PID/status and /proc/PID/limits are lists of [`sys::ledger`], where their
 //! readers are. `docs/ledger.md` is made of all of them.
 

@@ -14,9 +14,10 @@ const ACTION_BYTES: usize = 32;
 /// The size of a signal mask in bytes.
 const MASK_BYTES: u64 = 8;
 const SIGKILL: u32 = linux_raw_sys::general::SIGKILL;
-const SIGCHLD: u32 = linux_raw_sys::general::SIGCHLD;
 const SIGSTOP: u32 = linux_raw_sys::general::SIGSTOP;
 const LAST_SIGNAL: u32 = 64;
+/// The set of all signals.
+const ALL: u64 = u64::MAX;
 
 /// A process's signal actions.
 pub struct Actions;
@@ -53,6 +54,17 @@ pub struct Action {
     pub mask: u64,
 }
 
+impl Action {
+    /// Whether a fresh task has it.
+    fn is_fresh(&self) -> bool {
+        let fresh = Self {
+            signal: self.signal,
+            ..Self::default()
+        };
+        *self == fresh
+    }
+}
+
 impl Part for Actions {
     type Record = Record;
 
@@ -72,9 +84,8 @@ impl Part for Actions {
         Holder::Handlers
     }
 
-    fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        let signals = asked_signals(facts)?;
-        let data = signals.map(|signal| {
+    fn ask(&self, _: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let data = signals(ALL).map(|signal| {
             let buffer = questions.buffer(ACTION_BYTES);
             let size = MASK_BYTES.into();
             questions.call(
@@ -90,7 +101,7 @@ impl Part for Actions {
     }
 
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Record>> {
-        let all = asked_signals(facts)?.zip(&asked.data);
+        let all = signals(ALL).zip(&asked.data);
         let actions = all.map(|(signal, at)| Action {
             signal,
             handler: answers.word(*at, 0),
@@ -98,8 +109,8 @@ impl Part for Actions {
             restorer: answers.word(*at, 16),
             mask: answers.word(*at, 24),
         });
-        // The mask and the restorer of a default action have no effect, its flags may.
-        let actions = actions.filter(|action| action.handler != 0 || action.flags != 0);
+        // A default action may have flags and a mask, which its program reads back.
+        let actions = actions.filter(|action| !action.is_fresh());
         let record = Record {
             actions: actions.collect(),
             is_32_bit: facts.registers().is_32_bit(),
@@ -162,13 +173,6 @@ impl Part for Actions {
     }
 }
 
-/// The signals whose actions are asked for: those that are caught or ignored, and `SIGCHLD`, whose
-/// flags say what becomes of zombies even when its action is the default one.
-fn asked_signals(facts: &dyn Facts) -> Result<impl Iterator<Item = u32>> {
-    let status = facts.status()?;
-    Ok(signals(status.caught | status.ignored | 1 << (SIGCHLD - 1)))
-}
-
 /// The signals of a set whose actions can be set.
 fn signals(set: u64) -> impl Iterator<Item = u32> {
     let fixed = 1 << (SIGKILL - 1) | 1 << (SIGSTOP - 1);
@@ -213,6 +217,7 @@ mod tests {
     use crate::testing::Stage;
 
     const SA_NOCLDWAIT: u64 = libc::SA_NOCLDWAIT as u64;
+    const SA_RESTART: u64 = libc::SA_RESTART as u64;
     const SA_SIGINFO_ONSTACK_RESTORER: u64 = 4 | 0x0800_0000 | 0x0400_0000;
 
     fn set_action(stage: &mut Stage, signal: u64, words: [u64; 4]) {
@@ -232,6 +237,8 @@ mod tests {
         );
         set_action(&mut stage, 13, [1, 0, 0, 0]);
         set_action(&mut stage, 17, [0, SA_NOCLDWAIT, 0, 0]);
+        set_action(&mut stage, 29, [0, 0, 0, 1 << 3]);
+        set_action(&mut stage, 36, [0, SA_RESTART, 0, 0]);
         set_action(&mut stage, 64, [0x40_3000, flags, 0x40_2000, u64::MAX]);
         let payload = stage
             .dump(&Actions)
@@ -240,7 +247,7 @@ mod tests {
         let shown = Stage::describe(&Actions, &payload).expect("sound");
         assert_eq!(
             shown,
-            "10 to 0x401000, 13 ignored, 17 default, 64 to 0x403000"
+            "10 to 0x401000, 13 ignored, 17 default, 29 default, 36 default, 64 to 0x403000"
         );
         let mut fresh = Stage::new();
         fresh.restore(&Actions, Some(&payload));

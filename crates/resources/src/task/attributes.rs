@@ -156,12 +156,13 @@ pub static MEMORY_MERGE: Attribute = Attribute {
     one_way: false,
 };
 
-/// What becomes of a thread one of whose pages breaks: 0 late, 1 early, 2 the system's choice.
+/// What becomes of a thread one of whose pages breaks: 0 late, 1 early, 2 the system's choice. A
+/// new thread inherits it, and the two below, from its maker: they wait until all are made.
 pub static MACHINE_CHECK: Attribute = Attribute {
     tag: tags::MACHINE_CHECK,
     name: "machine-check policy",
     scope: Scope::Thread,
-    phase: Phase::Alone,
+    phase: Phase::Last,
     get: Get::Result(Sysno::prctl, PR_MCE_KILL_GET as u64),
     plain: PR_MCE_KILL_DEFAULT as u64,
     inherited: |who| Some(who.inherited.machine_check),
@@ -174,7 +175,7 @@ pub static TIME_STAMP: Attribute = Attribute {
     tag: tags::TIME_STAMP,
     name: "time stamp counter",
     scope: Scope::Thread,
-    phase: Phase::Alone,
+    phase: Phase::Last,
     get: Get::Written(PR_GET_TSC),
     plain: PR_TSC_ENABLE as u64,
     inherited: |_| Some(PR_TSC_ENABLE.into()),
@@ -187,7 +188,7 @@ pub static CPUID: Attribute = Attribute {
     tag: tags::CPUID,
     name: "cpuid instruction",
     scope: Scope::Thread,
-    phase: Phase::Alone,
+    phase: Phase::Last,
     get: Get::Result(Sysno::arch_prctl, ARCH_GET_CPUID as u64),
     plain: 1,
     inherited: |_| Some(1),
@@ -351,6 +352,23 @@ mod tests {
         }
         survives(&MACHINE_CHECK, 0);
         survives(&MACHINE_CHECK, 1);
+    }
+
+    /// A leader makes its threads when its own script has come to the end of [`Phase::Alone`].
+    #[test]
+    fn attributes_of_threads_are_set_when_no_thread_can_inherit_them() {
+        let all = [
+            &PARENT_DEATH,
+            &NO_NEW_PRIVS,
+            &PERSONALITY,
+            &MACHINE_CHECK,
+            &TIME_STAMP,
+            &CPUID,
+        ];
+        for attribute in all {
+            assert_eq!(attribute.scope, Scope::Thread);
+            assert!(attribute.phase > Phase::Alone, "{}", attribute.name);
+        }
     }
 
     #[test]

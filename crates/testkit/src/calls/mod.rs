@@ -5,12 +5,14 @@
 //! is never given back.
 pub mod aio;
 mod arena;
+pub mod attributes;
 pub mod callers;
 pub mod clone;
 pub mod filters;
 pub mod guest;
 pub mod isolated;
 mod mapping;
+pub mod placed;
 pub mod puppet;
 mod ring;
 pub mod rom;

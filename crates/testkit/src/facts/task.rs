@@ -30,6 +30,9 @@ const STAT: &[(usize, &str)] = &[
     (52, "exit_code"),
 ];
 
+/// Those of [`STAT`] that are about how a task is scheduled.
+const OF_SCHEDULING: [&str; 4] = ["priority", "nice", "rt_priority", "policy"];
+
 /// Files of /proc/PID that are taken as they are.
 const FILES: &[&str] = &[
     "cmdline",
@@ -67,7 +70,12 @@ pub(super) fn look(facts: &mut Facts, pid: u32, is_root: bool, depth: Depth) {
     }
     for file in FILES {
         let text = fs::read(format!("/proc/{}/{file}", tree::asked(pid)));
-        facts.note(pid, file, show(text));
+        let shown = show(text);
+        let shown = match *file {
+            "timers" => without_clocks_of_threads(&shown),
+            _ => shown,
+        };
+        facts.note(pid, file, shown);
     }
     for link in LINKS {
         let target = fs::read_link(format!("/proc/{}/{link}", tree::asked(pid)));
@@ -82,12 +90,25 @@ pub(super) fn look(facts: &mut Facts, pid: u32, is_root: bool, depth: Depth) {
         // Signals arrive at a running task.
         return;
     }
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = text(&format!("/proc/{pid}/status"));
     for line in status.lines() {
         if let Some(pending) = line.strip_prefix("ShdPnd:") {
             facts.note(pid, "ShdPnd", pending.trim());
         }
     }
+}
+
+/// A list of timers without threads' clocks of processor time: the kernel names one by 0 where the
+/// thread itself has made the timer, and by the thread's number after a restore.
+fn without_clocks_of_threads(list: &str) -> String {
+    const OF_THREAD: i32 = 4;
+    let is_of_thread = |line: &&str| {
+        let number = line.strip_prefix("ClockID: ");
+        let number = number.and_then(|word| word.parse().ok());
+        number.is_some_and(|number: i32| number < 0 && number & OF_THREAD != 0)
+    };
+    let lines = list.lines().filter(|line| !is_of_thread(line));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Whether it is stopped or dead; running and sleeping alternate by themselves.
@@ -102,15 +123,16 @@ fn state_class(pid: u32) -> &'static str {
 }
 
 fn look_at_stat(facts: &mut Facts, pid: u32, is_root: bool) {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let Some((_, rest)) = stat.rsplit_once(") ") else {
+    let Some(rest) = tree::stat_at(&format!("/proc/{pid}")) else {
         return;
     };
     // The state letter is field 3.
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     for (number, name) in STAT {
-        // The parent of the tree's root is whoever restored it.
-        let skipped = *name == "ppid" && is_root;
+        // The parent of the tree's root is whoever restored it, and who has ended is scheduled no
+        // more (docs/limits.md).
+        let is_over = rest.starts_with('Z') && OF_SCHEDULING.contains(name);
+        let skipped = *name == "ppid" && is_root || is_over;
         if let (false, Some(value)) = (skipped, fields.get(number - 3)) {
             facts.note(pid, name, *value);
         }
@@ -129,6 +151,12 @@ fn look_at_auxv(facts: &mut Facts, pid: u32) {
         })
         .collect();
     facts.note(pid, "auxv", words.join(" "));
+}
+
+/// What a /proc file says; nothing where it cannot be read. Names in it may be any bytes.
+pub(super) fn text(path: &str) -> String {
+    let bytes = fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Text of a /proc file, with NULs as spaces; what went wrong where it cannot be read.

@@ -2,10 +2,11 @@
 use std::{fs, io};
 
 use sys::arch::Registers;
-use sys::ptrace::{self, Event, RseqArea};
+use sys::ptrace::{self, Dispatch, Event, RseqArea};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Depth, Facts, task};
+use crate::tree;
 
 /// Lines of /proc/PID/task/TID/status that stay the same.
 const STATUS: &[&str] = &[
@@ -68,6 +69,7 @@ struct Examined {
     registers: Registers,
     extended: Vec<u8>,
     rseq: RseqArea,
+    dispatch: Option<Dispatch>,
     pending: Vec<[u8; 128]>,
     pending_shared: Vec<[u8; 128]>,
 }
@@ -93,6 +95,8 @@ impl Examined {
             registers: ptrace::registers(tid)?,
             extended: ptrace::xstate(tid)?,
             rseq: ptrace::rseq(tid)?,
+            // Kernels before 6.4 do not tell.
+            dispatch: ptrace::dispatch(tid).unwrap_or_default(),
             pending: ptrace::peek_siginfo(tid, false)?,
             pending_shared: ptrace::peek_siginfo(tid, true)?,
         };
@@ -117,6 +121,7 @@ fn look_at_examined(facts: &mut Facts, pid: u32, whose: &str, examined: &Examine
     let rseq = &examined.rseq;
     let shown = format!("{:x} {} {:x}", rseq.addr, rseq.len_bytes, rseq.signature);
     facts.note(whose, "rseq", shown);
+    facts.note(whose, "dispatch", format!("{:x?}", examined.dispatch));
     facts.note(whose, "pending", show_pending(&examined.pending));
     facts.note(pid, "pending", show_pending(&examined.pending_shared));
     if rseq.addr != 0 {
@@ -175,7 +180,7 @@ fn show_extended(state: &[u8]) -> String {
 }
 
 fn look_at_status(facts: &mut Facts, whose: &str, folder: &str, depth: Depth) {
-    let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
+    let status = task::text(&format!("{folder}/status"));
     for line in status.lines() {
         let Some((name, value)) = line.split_once(':') else {
             continue;
@@ -191,8 +196,7 @@ fn look_at_status(facts: &mut Facts, whose: &str, folder: &str, depth: Depth) {
 }
 
 fn look_at_scheduling(facts: &mut Facts, whose: &str, folder: &str) {
-    let stat = fs::read_to_string(format!("{folder}/stat")).unwrap_or_default();
-    let Some((_, rest)) = stat.rsplit_once(") ") else {
+    let Some(rest) = tree::stat_at(folder) else {
         return;
     };
     // Fields 18, 19, 40 and 41 of proc_pid_stat(5); the state letter is field 3.

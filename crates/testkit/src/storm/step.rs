@@ -55,6 +55,8 @@ pub const SLOTS: u16 = 256;
 /// How many tasks there may be, dead ones among them.
 pub const TASKS: u8 = 24;
 
+/// How many threads of a task may answer for themselves.
+pub const HELPERS: u8 = 4;
 /// How many System V sets and segments there may be, and contexts of a task.
 pub const NUMBERED: u8 = 8;
 /// What clone(2) can have a child share: descriptors, directories, undo lists, I/O contexts.
@@ -124,6 +126,16 @@ pub enum Action {
         pages: u16,
         /// `PROT_` bits; nothing is mapped there any more where there are none.
         protection: Option<u8>,
+    },
+    /// Changes a state of the task's own that the ledger says is kept, to another value.
+    Change {
+        /// The name of the state's sample.
+        what: String,
+        /// The first of the sample's values that is tried.
+        first: u16,
+        /// Of this helper instead, a thread that answers for itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        helper: Option<u8>,
     },
     /// Starts a program of 32 bits, which answers for what it is told.
     Program,
@@ -240,6 +252,16 @@ pub enum Action {
         slot: u16,
         /// What it is.
         kind: Opened,
+    },
+    /// Makes a descriptor in a state that the ledger says is kept, and its other end under the next
+    /// name.
+    Make {
+        /// Its name, given once.
+        slot: u16,
+        /// The name of the ledger's sample.
+        what: String,
+        /// The number of the state among the sample's values.
+        number: u16,
     },
     /// Makes a socket that is neither bound nor connected.
     Socket {

@@ -1,8 +1,12 @@
 //! One try of a list of steps: dumped and restored at every pause, and compared.
 mod kills;
+#[cfg(test)]
+mod shows;
 mod stalls;
 
 use std::path::Path;
+
+use crate::samples;
 
 use super::step::{Action, Opened, Step, Wait, to_text};
 use crate::chance::Chance;
@@ -14,6 +18,8 @@ use crate::wait::{SOON, wait_until};
 
 /// The page that the kernel shows in every list of mappings, but for programs of 32 bits.
 const VSYSCALL: &str = "map ffffffffff600000";
+/// The number of the login session, which the kernel gives.
+const LOGIN_SESSION: &str = " sessionid";
 /// What every dump and restore is allowed.
 const OPTIONS: &[&str] = &[
     "--tcp-established",
@@ -125,6 +131,7 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
     steps.retain(|step| !is_live || !connects_over_tcp(step));
     steps.retain(|step| variant != Variant::Kills || !installs_filter(step));
     steps.retain(|step| !ends || !has_contexts(step));
+    steps.retain(|step| variant != Variant::Kills || !is_lost_by_kills(step));
     std::fs::write(list.path(), to_text(&steps)).map_err(|error| error.to_string())?;
     let path = list.path().display().to_string();
     let ends_leader = steps
@@ -168,6 +175,14 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
 fn waits_in_epoll(step: &Step) -> bool {
     let wait = Wait::EpollTimed;
     matches!(step.action, Action::Thread { wait: found, .. } if found == wait)
+}
+
+/// What a killed dump may leave otherwise than it was (docs/limits.md).
+fn is_lost_by_kills(step: &Step) -> bool {
+    let Action::Change { what, .. } = &step.action else {
+        return false;
+    };
+    samples::find(what).is_some_and(|sample| !sample.is_safe)
 }
 
 /// What the kernel writes into a task's memory for it is not tracked: that is refused.
@@ -226,8 +241,9 @@ impl Trial<'_> {
         } else {
             Facts::still(self.subject.pid())
         };
-        // A program of 32 bits has it in its list afterwards (docs/limits.md).
-        facts.without(&[VSYSCALL])
+        // A program of 32 bits has it in its list afterwards, and who has another login uid a new
+        // session (docs/limits.md).
+        facts.without(&[VSYSCALL, LOGIN_SESSION])
     }
 
     /// Asks for what it has, which must be right.

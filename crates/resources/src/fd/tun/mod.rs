@@ -53,10 +53,18 @@ const IFF_DETACH_QUEUE: u32 = libc::IFF_DETACH_QUEUE as u32;
 const IFF_PERSIST: u32 = libc::IFF_PERSIST as u32;
 /// What is told has `IFF_NOFILTER` in the same bit.
 const IFF_NO_PI: u32 = libc::IFF_NO_PI as u32;
+/// Without effect since Linux 3.8, but told.
+const IFF_ONE_QUEUE: u32 = 0x2000;
 const IFF_VNET_HDR: u32 = libc::IFF_VNET_HDR as u32;
 /// What is asked for when a queue is attached.
-const OF_ATTACHING: u32 =
-    IFF_TUN | IFF_TAP | IFF_NAPI | IFF_NAPI_FRAGS | IFF_MULTI_QUEUE | IFF_NO_PI | IFF_VNET_HDR;
+const OF_ATTACHING: u32 = IFF_TUN
+    | IFF_TAP
+    | IFF_NAPI
+    | IFF_NAPI_FRAGS
+    | IFF_MULTI_QUEUE
+    | IFF_NO_PI
+    | IFF_ONE_QUEUE
+    | IFF_VNET_HDR;
 
 /// A descriptor of /dev/net/tun.
 #[derive(Clone, PartialEq, Message)]

@@ -149,7 +149,7 @@ fn a_tunnel_comes_back_with_addresses_and_routes() {
 fn a_tap_comes_back_with_headers_and_offloads() {
     testkit::needs_program!("ip");
     alone!({
-        let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR;
+        let flags = IFF_TAP | IFF_NO_PI | IFF_ONE_QUEUE | IFF_VNET_HDR;
         let [own] = queues!("tap7", flags);
         ip("link add name br7 type bridge");
         ip("link set tap7 address 52:54:00:12:34:56 group 5 multicast off");

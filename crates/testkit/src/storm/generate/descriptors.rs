@@ -170,6 +170,9 @@ impl Generator {
             let fresh = self.chance.pick(FRESH);
             return self.open_changed(task, fresh.nature);
         }
+        if kind == Opened::Made {
+            return self.make_any(task);
+        }
         if matches!(kind, Opened::Connection | Opened::Sender | Opened::OfTask) {
             return;
         }

@@ -2,13 +2,16 @@
 mod descriptors;
 mod memory;
 mod numbered;
+mod own;
 mod sockets;
+mod state;
 mod states;
 
 use std::collections::BTreeMap;
 
 use descriptors::End;
-pub use states::{State, states};
+pub use state::State;
+pub use states::states;
 
 use super::memory::Memory;
 use super::step::{ALL_SHARES, Action, Backing, OBJECTS, SHARES, Step, TASKS, Wait};
@@ -183,6 +186,7 @@ impl Generator {
             19..20 => self.step(task, Action::Subreaper),
             20..23 => self.thread(task),
             23..28 => self.object(task),
+            30..36 => self.change_own(task),
             28..30 => {
                 let call = self.chance.below(4) as u8;
                 let all = self.chance.once_in(2);

@@ -2,35 +2,29 @@
 //!
 //! Where seeds mix everything, each of these shows one thing, so that none is forgotten and a
 //! failure tells what it is about. All go on after each pause: what was restored has to work.
-use super::{Generator, PAUSES, sockets};
+use super::state::{State, add, fork};
+use super::{Generator, own, sockets};
 use crate::storm::step::{
-    ALL_SHARES, Action, Advice, Backing, Contents, LockHolder, Opened, Span, Step, TaskFile, Wait,
-    What,
+    ALL_SHARES, Action, Advice, Backing, Contents, LockHolder, Opened, Span, TaskFile, Wait, What,
 };
 
 /// How many states there are of each kind of descriptor.
 const OF_EACH: u64 = 5;
-/// Kinds that are opened in other ways: by connecting to one, of tasks, and by socket(2).
-const NOT_BY_ITSELF: [Opened; 4] = [
+/// Kinds that are opened in other ways: by connecting to one, of tasks, by socket(2), by samples.
+const NOT_BY_ITSELF: [Opened; 5] = [
     Opened::Connection,
     Opened::Sender,
     Opened::OfTask,
     Opened::Socket,
+    Opened::Made,
 ];
-/// A small subject.
-#[derive(Clone, Debug)]
-pub struct State {
-    /// What it is about, once each.
-    pub name: String,
-    /// What it does.
-    pub steps: Vec<Step>,
-}
-
 /// All of them, always the same ones.
 pub fn states() -> Vec<State> {
     let mut all = Vec::new();
     descriptors(&mut all);
     options(&mut all);
+    own::states(&mut all);
+    own::made_states(&mut all);
     locks(&mut all);
     files_of_tasks(&mut all);
     waits(&mut all);
@@ -52,24 +46,6 @@ fn word(value: impl serde::Serialize) -> String {
     let text = serde_json::to_string(&value).expect("plain data");
     let kept = |c: char| c.is_ascii_alphanumeric() || c == '-';
     text.replace(|c| !kept(c), "")
-}
-
-/// Makes a subject: `first` before the first pause, `next` before each of the others.
-fn add(
-    all: &mut Vec<State>,
-    name: String,
-    first: impl FnOnce(&mut Generator),
-    mut next: impl FnMut(&mut Generator),
-) {
-    let mut generator = Generator::new(1_000_000 + all.len() as u64);
-    generator.has_tcp = true;
-    first(&mut generator);
-    for _ in 1..PAUSES {
-        generator.pause();
-        next(&mut generator);
-    }
-    let steps = generator.end();
-    all.push(State { name, steps });
 }
 
 fn descriptors(all: &mut Vec<State>) {
@@ -148,12 +124,6 @@ fn locks(all: &mut Vec<State>) {
             add(all, name, first, |generator| generator.step(0, lock(90)));
         }
     }
-}
-
-/// Forks one more task than was wanted.
-fn fork(generator: &mut Generator, parent: u8) {
-    generator.tasks_wanted += 1;
-    generator.fork(parent);
 }
 
 fn files_of_tasks(all: &mut Vec<State>) {
@@ -601,7 +571,9 @@ fn programs(all: &mut Vec<State>) {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::super::PAUSES;
     use super::*;
+    use crate::storm::step::Step;
 
     #[test]
     fn there_are_many_and_each_is_another() {

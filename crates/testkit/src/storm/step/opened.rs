@@ -78,11 +78,13 @@ pub enum Opened {
     Counter,
     /// A socket as socket(2) makes it, of any kind that the ledger of socket options knows.
     Socket,
+    /// A descriptor in a state of which the ledger's samples know.
+    Made,
 }
 
 impl Opened {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::Pipe,
         Self::PacketPipe,
         Self::Fifo,
@@ -119,6 +121,7 @@ impl Opened {
         Self::Map,
         Self::Counter,
         Self::Socket,
+        Self::Made,
     ];
 
     /// The kinds of namespaces, of which each name of a descriptor has one.
@@ -143,7 +146,7 @@ impl Opened {
     pub fn shares_inode(self) -> bool {
         use Opened::*;
         let shared = [
-            Event, Timer, Signals, Epoll, Inotify, Group, Namespace, Map, Counter,
+            Event, Timer, Signals, Epoll, Inotify, Group, Namespace, Map, Counter, Made,
         ];
         shared.contains(&self)
     }

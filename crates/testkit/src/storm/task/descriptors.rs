@@ -32,6 +32,9 @@ const DONT_WAIT: i32 = 0x40;
 /// The signals that a signalfd reads: SIGUSR1 and one of the real-time ones.
 const READ_SIGNALS: u64 = 1 << 9 | 1 << 39;
 
+/// How much is sent of a descriptor's [`Ends`].
+const ENDS_BYTES: usize = 10;
+
 /// A descriptor, and where what is written to it and read from it comes out and goes in.
 pub(super) struct Held {
     pub file: OwnedFd,
@@ -48,20 +51,23 @@ pub(super) struct Ends {
     pub out: Option<u16>,
     /// The end at which it reads.
     pub into: Option<u16>,
+    /// The ledger's sample that it was made by, by number.
+    pub made: Option<u16>,
 }
 
 impl Ends {
-    fn to_bytes(self) -> [u8; 8] {
+    fn to_bytes(self) -> [u8; ENDS_BYTES] {
         let end = |end: Option<u16>| end.unwrap_or(u16::MAX);
-        let words = [self.kind as u16, self.origin, end(self.out), end(self.into)];
-        let mut bytes = [0; 8];
+        let [out, into, made] = [self.out, self.into, self.made].map(end);
+        let words = [self.kind as u16, self.origin, out, into, made];
+        let mut bytes = [0; ENDS_BYTES];
         for (two, word) in bytes.chunks_exact_mut(2).zip(words) {
             two.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
-    fn of_bytes(bytes: [u8; 8]) -> Option<Self> {
+    fn of_bytes(bytes: [u8; ENDS_BYTES]) -> Option<Self> {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let end = |at: usize| Some(word(at)).filter(|&end| end != u16::MAX);
         Some(Self {
@@ -69,6 +75,7 @@ impl Ends {
             origin: word(2),
             out: end(4),
             into: end(6),
+            made: end(8),
         })
     }
 }
@@ -77,6 +84,14 @@ impl Task {
     pub(super) fn change_descriptors(&mut self, action: &Action) -> Done {
         match *action {
             Action::Open { slot, kind } if slot + 1 < SLOTS => self.open(slot, kind),
+            Action::Make {
+                slot,
+                ref what,
+                number,
+            } if slot + 1 < SLOTS => {
+                self.make_known(slot, what, number);
+                Ok(())
+            }
             Action::Socket {
                 slot,
                 family,
@@ -158,6 +173,7 @@ impl Task {
             origin,
             out,
             into,
+            made: None,
         };
         self.held.insert(slot, Held { file, ends });
     }
@@ -226,7 +242,11 @@ impl Task {
                 self.keep(slot + 1, kind, other, Some(slot), None);
             }
             // Other steps make these.
-            Opened::Connection | Opened::Sender | Opened::OfTask | Opened::Socket => {}
+            Opened::Connection
+            | Opened::Sender
+            | Opened::OfTask
+            | Opened::Socket
+            | Opened::Made => {}
             _ => {
                 let file = self.open_one(slot, kind)?;
                 self.keep(slot, kind, file, None, None);
@@ -379,7 +399,7 @@ impl Task {
 
     fn take(&mut self, through: u16) -> Done {
         while let Some(mailbox) = self.mailbox(through) {
-            let mut bytes = [0; 8];
+            let mut bytes = [0; ENDS_BYTES];
             let received = match socket::receive(&mailbox.file, &mut bytes, DONT_WAIT) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -409,7 +429,7 @@ impl Task {
         };
         let through = through.and_then(|socket| of_kind(socket, Opened::Netlink));
         // A thread that has not blocked the signal would get it.
-        if through.is_none() && !self.waits.is_empty() {
+        if through.is_none() && self.has_threads() {
             return;
         }
         opened::notify(queue, through, slot.into());

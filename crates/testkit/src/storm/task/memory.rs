@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::io::Errno;
+use sys::own::{Attribute, attribute};
 
 use super::{Done, Object, Task};
 use crate::calls::ARENA_START;
@@ -45,6 +46,7 @@ impl Task {
                 self.memory.unmap(span);
                 Ok(())
             }
+            Action::Protect { protection, .. } if is_denied(protection) => Ok(()),
             Action::Protect { span, protection } => {
                 for part in self.memory.mapped(span) {
                     self.arena.protect(part.bytes(), protection.into())?;
@@ -118,7 +120,7 @@ impl Task {
     }
 
     fn map(&mut self, span: Span, protection: u8, what: What, noreserve: bool) -> Done {
-        if !fits(span) {
+        if !fits(span) || is_denied(protection) {
             return Ok(());
         }
         let flags = if noreserve { MAP_NORESERVE } else { 0 };
@@ -337,6 +339,12 @@ impl Task {
         }
         Ok(wrong)
     }
+}
+
+/// Whether the task may have no memory that it could run (`PR_SET_MDWE`).
+fn is_denied(protection: u8) -> bool {
+    const EXECUTE: u8 = 4;
+    protection & EXECUTE != 0 && attribute(Attribute::Mdwe).is_ok_and(|bits| bits != 0)
 }
 
 fn fits(span: Span) -> bool {

@@ -4,18 +4,23 @@ mod descriptors;
 mod memory;
 mod numbered;
 mod opened;
+mod own;
 mod program_32;
+mod side_thread;
 mod state;
 mod threads;
+mod told;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use crate::samples;
 use rustix::process::{Pid, WaitOptions};
 use sys::fork::{Fork, fork};
 
+use crate::calls::attributes::swap_mask;
 use crate::calls::clone::{DESCRIPTORS, IO_CONTEXT, SEMAPHORE_UNDO, clone};
 use crate::calls::filters::{Answer, GONE, call_gone, install_filter};
 use crate::calls::{Arena, block_signals, queue_signal};
@@ -41,6 +46,9 @@ struct Task {
     objects: BTreeMap<u8, Object>,
     held: BTreeMap<u16, descriptors::Held>,
     waits: Vec<threads::Waiting>,
+    helpers: BTreeMap<u8, side_thread::Helper>,
+    /// Whether a filter ends it for calls of [`told::OF_DUMPS`].
+    is_filtered: bool,
     numbered: numbered::Numbered,
     programs: Vec<program_32::Running>,
 }
@@ -69,10 +77,15 @@ pub(crate) fn serve(control: Control, arguments: &[String]) -> Done {
         objects: BTreeMap::new(),
         held: BTreeMap::new(),
         waits: Vec::new(),
+        helpers: BTreeMap::new(),
+        is_filtered: false,
         numbered: numbered::Numbered::default(),
         programs: Vec::new(),
     };
     root.ledger.set_pid(0, std::process::id());
+    // All tasks have it of the root, and all their threads.
+    let blocked = swap_mask(None)? | samples::ALWAYS_BLOCKED;
+    swap_mask(Some(blocked))?;
     // Otherwise orphans would leave the tree.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut next = 0;
@@ -194,8 +207,16 @@ impl Task {
                 rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
                 Ok(())
             }
-            &Action::Filter { call, all } => filter(call, all),
+            &Action::Filter { call, all } => {
+                self.is_filtered = true;
+                filter(call, all)
+            }
             Action::Program => self.start_program(),
+            Action::Change {
+                what,
+                first,
+                helper,
+            } => self.change(what, (*first).into(), *helper),
             &Action::Thread { wait, stack_pages } => self.start_thread(wait, stack_pages),
             &Action::Send { slot, bytes } => self.send(slot, bytes),
             &Action::Receive { slot } => self.receive(slot),
@@ -213,7 +234,7 @@ impl Task {
                 thread,
             } => {
                 // Other threads may not have blocked it.
-                send_signal(signal, value, thread || !self.waits.is_empty())
+                send_signal(signal, value, thread || self.has_threads())
             }
             action => {
                 self.change_memory(number, action)?;
@@ -226,7 +247,7 @@ impl Task {
     fn fork(&mut self, child: u8, shares: u8) -> Done {
         if child >= TASKS
             || self.ledger.pid(child).is_some()
-            || !self.waits.is_empty()
+            || self.has_threads()
             || self.numbered.forbids_forks()
         {
             return Ok(());
@@ -274,6 +295,8 @@ impl Task {
             objects: std::mem::take(&mut self.objects),
             held: std::mem::take(&mut self.held),
             waits: Vec::new(),
+            helpers: BTreeMap::new(),
+            is_filtered: self.is_filtered,
             numbered: numbered.forked(undo, flags != 0),
             programs: Vec::new(),
         };
@@ -318,6 +341,7 @@ impl Task {
         let ids = format!("group {group:?} session {session:?} reaps {reaps:?}");
         let mut told = self.describe_descriptors();
         told.extend(self.describe_numbered()?);
+        told.extend(self.describe_own()?);
         told.push(ids);
         told.push(format!("calls {:?}", GONE.map(call_gone)));
         Ok(told)
@@ -335,10 +359,8 @@ fn send_signal(signal: u8, value: u64, thread: bool) -> Done {
 
 /// Installs a filter for this thread, or for all where that can be.
 fn filter(call: u8, all: bool) -> Done {
-    // getitimer, personality, get_mempolicy, userfaultfd, membarrier: a dump makes them in a task.
-    const OF_DUMPS: [u32; 5] = [36, 135, 239, 323, 324];
     let gone = GONE[usize::from(call) % GONE.len()];
-    let kills = OF_DUMPS.map(|call| (call, Answer::Kill));
+    let kills = told::OF_DUMPS.map(|call| (call, Answer::Kill));
     let answers = [&kills[..], &[(gone, Answer::Errno(500 + u16::from(call)))]].concat();
     install_filter(&answers, all)?;
     Ok(())

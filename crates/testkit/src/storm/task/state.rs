@@ -2,6 +2,7 @@
 use std::fmt::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use crate::samples::made::made;
 use resources::fd::socket::Nature;
 use resources::fd::socket::ledger::samples::{self, OF_CONNECTIONS};
 use resources::fd::socket::ledger::{self, Fate, Kinds};
@@ -148,6 +149,9 @@ fn describe(held: &Held) -> String {
         tell("of", &whose(file));
     }
     opened::describe(held.ends.kind, file, &mut tell);
+    if let Some(made) = held.ends.made.and_then(|at| made().nth(at.into())) {
+        tell(made.name, &made.told(file));
+    }
     if let Opened::Memfd = held.ends.kind {
         tell("seals", &rustix::fs::fcntl_get_seals(file));
     }

@@ -207,8 +207,10 @@ fn is_tracker(pid: u32) -> bool {
 
 /// Whether a task is neither traced nor stopped.
 fn is_calm(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = std::fs::read(format!("/proc/{pid}/status"));
     status.map_or(true, |status| {
+        // Its name may be any bytes.
+        let status = String::from_utf8_lossy(&status);
         status.contains("TracerPid:\t0") && !status.contains("State:\tT")
     })
 }
