@@ -270,12 +270,14 @@ os.mkdir(sys.argv[1] + '/survived')";
             .args(["--pid", "--fork", "--kill-child", "sleep", "1000"])
             .spawn();
         let child = || testkit::tree::children(program.pid()).into_iter().next();
-        let is_sleep = |pid: &u32| {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-            name.is_ok_and(|name| name == "sleep\n")
+        // A program that still starts opens files.
+        let sleeps = |pid: &u32| {
+            let call = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
+            let number = syscalls::Sysno::clock_nanosleep.id();
+            call.is_ok_and(|call| call.starts_with(&format!("{number} ")))
         };
-        wait_until("its child", SOON, || {
-            child().is_some_and(|pid| is_sleep(&pid))
+        wait_until("its child to sleep", SOON, || {
+            child().is_some_and(|pid| sleeps(&pid))
         });
         let pid = child().expect("it is there").cast_signed();
         let before = descriptors(pid);

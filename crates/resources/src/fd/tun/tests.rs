@@ -69,6 +69,15 @@ fn assert_seen(name: &str, before: &str) {
     }
 }
 
+/// Waits until the kernel has found that nobody else has the address that it gave an interface.
+fn wait_for_own_address(name: &str) {
+    let what = "the address to be nobody else's";
+    testkit::wait::wait_until(what, testkit::wait::SOON, || {
+        let told = ip(&format!("-6 address show dev {name}"));
+        told.contains("fe80") && !told.contains("tentative")
+    });
+}
+
 fn conf(family: &str, interface: &str, name: &str) -> String {
     let path = format!("/proc/sys/net/{family}/conf/{interface}/{name}");
     std::fs::read_to_string(path)
@@ -154,14 +163,7 @@ fn a_tap_comes_back_with_headers_and_offloads() {
         ip("link add name br7 type bridge");
         ip("link set tap7 address 52:54:00:12:34:56 group 5 multicast off");
         ip("link set tap7 master br7 up");
-        testkit::wait::wait_until(
-            "the address to be nobody else's",
-            testkit::wait::SOON,
-            || {
-                let told = ip("-6 address show dev tap7");
-                told.contains("fe80") && !told.contains("tentative")
-            },
-        );
+        wait_for_own_address("tap7");
         ip("address add 10.8.0.1/24 dev tap7");
         ip("neigh add 10.8.0.9 lladdr 52:54:00:00:00:09 nud permanent dev tap7");
         tun::set_number(&own, Number::HeaderBytes, 12).unwrap();
@@ -247,6 +249,7 @@ fn a_persistent_one_is_taken_as_it_is_or_made_again() {
         tun::set(&own, Setting::Persistent, 1).unwrap();
         ip("address add 10.7.0.1/24 dev stays");
         ip("link set stays up");
+        wait_for_own_address("stays");
         let before = seen("stays");
         let (mut world, at) = world_of(own);
         cycle(&mut world);
