@@ -23,7 +23,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("bench", 20),
     ("cli", 3),
     ("programs", 7),
-    ("resources", 62),
+    ("resources", 61),
     ("serve", 11),
     ("store", 1),
     ("sys", 8),

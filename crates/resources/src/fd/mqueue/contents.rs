@@ -166,22 +166,97 @@ pub(super) fn peek(
     place: &str,
     in_tree: impl Fn(i32) -> bool,
 ) -> Result<Vec<Message>> {
-    let doing = || format!("look at the messages in {place}");
-    let failed = |error: io::Error| Error::kernel(doing(), error);
-    let guard = guard(queue).map_err(failed)?;
-    check_alone(queue, in_tree).map_err(failed)??;
-    let result = apart(|| match take_and_put_back(queue, now) {
-        Ok(messages) => encode(&messages),
-        // Too short for a message.
-        Err(error) => error.raw_os_error().unwrap_or(EIO).to_le_bytes().to_vec(),
+    let rule = Exclusion {
+        in_tree,
+        refused: seen_to_vanish,
+    };
+    rule.work(queue, place, || take_and_put_back(queue, now))
+}
+
+/// Has a message come into a queue that is empty for a moment, so that whoever was to be told of it
+/// is not registered any more. Messages that are there stay.
+///
+/// # Errors
+/// As [`peek`], with no process in the tree.
+pub(super) fn pass_message(queue: BorrowedFd<'_>, place: &str) -> Result<()> {
+    let failed = |error| Error::kernel(format!("ask {place}"), error);
+    let now = mqueue::attributes(queue).map_err(failed)?;
+    let rule = Exclusion {
+        in_tree: |_| false,
+        refused: left_registered,
+    };
+    let passed = rule.work(queue, place, || {
+        let messages = take_and_put_back(queue, now)?;
+        if messages.is_empty() {
+            let message = Message {
+                priority: 0,
+                bytes: Vec::new(),
+            };
+            mqueue::send(queue, &message)?;
+            mqueue::receive(queue, &mut room_for(now))?;
+        }
+        Ok(messages)
     });
-    drop(guard);
-    let bytes = result.map_err(failed)?;
-    if let Ok(errno) = <[u8; 4]>::try_from(bytes.as_slice()) {
-        let errno = i32::from_le_bytes(errno);
-        return Err(failed(io::Error::from_raw_os_error(errno)));
+    passed.map(drop)
+}
+
+/// The rule that no process has a queue open but tasks of the tree, for which `in_tree` holds, and
+/// stillframe's own.
+struct Exclusion<F> {
+    in_tree: F,
+    /// The refusal, given the pid and the name of another process that has it open.
+    refused: fn(i32, &str) -> String,
+}
+
+fn seen_to_vanish(pid: i32, name: &str) -> String {
+    format!(
+        "its messages can only be looked at by taking them out, and pid {pid} ({name}), which is \
+         not in the tree, has it open"
+    )
+}
+
+fn left_registered(pid: i32, name: &str) -> String {
+    format!(
+        "a process that has ended is still to be told of its next message (mq_notify), and pid \
+         {pid} ({name}), which is not in the tree, has it open"
+    )
+}
+
+impl<F: Fn(i32) -> bool> Exclusion<F> {
+    /// Has a process of its own look at a queue by `work`, which nobody can open meanwhile.
+    fn work(
+        self,
+        queue: BorrowedFd<'_>,
+        place: &str,
+        work: impl FnOnce() -> io::Result<Vec<Message>>,
+    ) -> Result<Vec<Message>> {
+        let doing = || format!("look at the messages in {place}");
+        let failed = |error: io::Error| Error::kernel(doing(), error);
+        let guard = guard(queue).map_err(failed)?;
+        self.check(queue).map_err(failed)??;
+        let result = apart(|| match work() {
+            Ok(messages) => encode(&messages),
+            // Too short for a message.
+            Err(error) => error.raw_os_error().unwrap_or(EIO).to_le_bytes().to_vec(),
+        });
+        drop(guard);
+        let bytes = result.map_err(failed)?;
+        if let Ok(errno) = <[u8; 4]>::try_from(bytes.as_slice()) {
+            let errno = i32::from_le_bytes(errno);
+            return Err(failed(io::Error::from_raw_os_error(errno)));
+        }
+        Ok(parse(&bytes).expect("it was encoded just now"))
     }
-    Ok(parse(&bytes).expect("it was encoded just now"))
+
+    fn check(self, queue: BorrowedFd<'_>) -> io::Result<Result<()>> {
+        let Some(pid) = others(queue, self.in_tree)? else {
+            return Ok(Ok(()));
+        };
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = name.trim_end().escape_debug().to_string();
+        let what = (self.refused)(pid, &name);
+        Ok(Err(Error::Mismatch { what }))
+    }
 }
 
 /// As [`peek`], without taking any out.
@@ -198,7 +273,11 @@ fn look_up(
         Error::kernel(doing, error)
     };
     let _guard = guard(queue).map_err(failed)?;
-    check_alone(queue, in_tree).map_err(failed)??;
+    let rule = Exclusion {
+        in_tree,
+        refused: seen_to_vanish,
+    };
+    rule.check(queue).map_err(failed)??;
     let there = mqueue::attributes(queue).map_err(failed)?.messages;
     let found = Queue::find(open).and_then(|queue| queue.messages());
     let why = match found {
@@ -208,20 +287,6 @@ fn look_up(
     };
     let why = format!("somebody is told when they are taken out, and not to be looked up: {why}");
     Err(open.unsupported(&why, None))
-}
-
-/// Nobody but tasks of the tree, and who looks, has the queue open.
-fn check_alone(queue: BorrowedFd<'_>, in_tree: impl Fn(i32) -> bool) -> io::Result<Result<()>> {
-    let Some(pid) = others(queue, in_tree)? else {
-        return Ok(Ok(()));
-    };
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let name = name.trim_end().escape_debug().to_string();
-    let what = format!(
-        "its messages can only be looked at by taking them out, and pid {pid} ({name}), which is \
-         not in the tree, has it open"
-    );
-    Ok(Err(Error::Mismatch { what }))
 }
 
 /// Has whoever opens the queue wait as long as it lives.
@@ -255,8 +320,13 @@ fn others(queue: BorrowedFd<'_>, in_tree: impl Fn(i32) -> bool) -> io::Result<Op
     Ok(others.find(has_it))
 }
 
+/// Room for any message of a queue.
+fn room_for(now: Attributes) -> Vec<u8> {
+    vec![0; usize::try_from(now.message_bytes).unwrap_or_default()]
+}
+
 fn take_and_put_back(queue: BorrowedFd<'_>, now: Attributes) -> io::Result<Vec<Message>> {
-    let mut room = vec![0; usize::try_from(now.message_bytes).unwrap_or_default()];
+    let mut room = room_for(now);
     let mut messages = Vec::new();
     let result = loop {
         match mqueue::receive(queue, &mut room) {

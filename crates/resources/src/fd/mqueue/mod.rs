@@ -11,7 +11,9 @@
 //!   "how cannot be looked up: …", "but executes another program since", "by a socket that it has
 //!   not open" or "by a descriptor that is another's".
 //! - At a restore: "the message queue … …: …", which is "has another size than at the dump" or "has
-//!   other messages than at the dump"; "…: is another message queue".
+//!   other messages than at the dump"; "…: is another message queue"; "a process that has ended is
+//!   still to be told of its next message (mq_notify), and pid … (…), which is not in the tree, has
+//!   it open".
 //! - CRIU 4.2: refused.
 
 mod contents;
@@ -191,6 +193,9 @@ impl Kind for MessageQueue {
             cx.shared().insert(key, vec![queue]);
         }
         let holder = cx.shared()[&key][0].as_fd();
+        if let Some(notify) = &record.notify {
+            notify.end_left(holder, &record.place())?;
+        }
         let own = match record.path.as_slice() {
             // Those of mq_open have no O_LARGEFILE.
             [] if !record.unlinked && !flags.contains(OFlags::LARGEFILE) => {

@@ -6,11 +6,15 @@
 //! as well, instead of taking them out.
 
 use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use sys::mqueue::{MESSAGE_MAX_BYTES, MESSAGES_MAX, Message};
 use syscalls::Sysno;
 
+use super::contents;
 use crate::fd::{DescriptionId, DumpContext, Open, status};
 use crate::kernel::{Kernel, Structure};
 use crate::script::{Script, Width};
@@ -46,15 +50,20 @@ pub(super) struct Notify {
     cookie: Vec<u8>,
 }
 
-/// What a queue tells of itself: `NOTIFY`, `SIGNO` and `NOTIFY_PID`.
+/// The registration that a queue tells of: `NOTIFY`, `SIGNO` and `NOTIFY_PID`.
 ///
 /// # Errors
 /// [`Error::Kernel`].
 pub(super) fn of(open: &Open<'_>) -> Result<Option<Notify>> {
-    let mut text = [0; 128];
     let queue = status::reopen(open.own()?, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    read(queue.as_fd(), &open.place())
+}
+
+/// As [`of`], of a queue that can be read.
+fn read(queue: BorrowedFd<'_>, place: &str) -> Result<Option<Notify>> {
+    let mut text = [0; 128];
     let len = rustix::io::pread(queue, &mut text[..], 0)
-        .map_err(|errno| Error::kernel(format!("look into {}", open.place()), errno))?;
+        .map_err(|errno| Error::kernel(format!("look into {place}"), errno))?;
     Ok(parse(&String::from_utf8_lossy(&text[..len])))
 }
 
@@ -75,9 +84,8 @@ fn parse(text: &str) -> Option<Notify> {
 
 /// The first description of the same queue that the process has, which will register it again.
 fn through(open: &Open<'_>, pid: i32, cx: &dyn DumpContext) -> Option<DescriptionId> {
-    let inode = |open: &Open<'_>| (open.stat.st_dev, open.stat.st_ino);
-    let mut same = cx.all().iter().filter(|other| inode(other) == inode(open));
     let has_it = |id| cx.numbers(id).iter().any(|(holder, _)| *holder == pid);
+    let mut same = cx.all().of_inode(open);
     same.find(|other| has_it(other.id)).map(|found| found.id)
 }
 
@@ -127,6 +135,15 @@ impl Notify {
         Ok(self)
     }
 
+    /// A registration of this process.
+    #[cfg(test)]
+    pub(super) fn of_process(pid: i32) -> Self {
+        Self {
+            pid,
+            ..Self::default()
+        }
+    }
+
     /// Whether a dump could have written it.
     pub(super) fn is_sound(&self) -> bool {
         let cookie = self.cookie.len();
@@ -147,6 +164,23 @@ impl Notify {
             _ => "nothing".to_owned(),
         };
         format!(" tells {} by {how}", self.pid)
+    }
+
+    /// Ends the registration that the process has left behind in a queue, which `queue` reads and
+    /// writes, if there is one: the kernel keeps it, and registers nobody else, where another
+    /// process was the last to close a descriptor table that both had.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] where another process has the queue open; [`Error::Kernel`].
+    pub(super) fn end_left(&self, queue: BorrowedFd<'_>, place: &str) -> Result<()> {
+        let left = read(queue, place)?;
+        let pid = left.filter(|left| left.pid == self.pid);
+        let pid = pid.and_then(|left| Pid::from_raw(left.pid));
+        let has_ended = |pid: &Pid| test_kill_process(*pid) == Err(Errno::SRCH);
+        match pid.filter(has_ended) {
+            Some(_) => contents::pass_message(queue, place),
+            None => Ok(()),
+        }
     }
 
     /// Adds the call that registers it, for descriptor `fd` of the process.

@@ -2,6 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::process::{Pid, WaitOptions, waitpid};
+use sys::fork::Fork;
+use testkit::calls::clone::{DESCRIPTORS, clone};
 use testkit::wait::{SOON, wait_until};
 
 use super::super::testing::World;
@@ -163,6 +166,46 @@ fn a_queue_that_has_changed_is_refused() {
     assert_eq!(all(&again), [(1, "new".to_owned())]);
 }
 
+/// A process that has a queue open, and is neither in the tree nor a child of this one.
+struct Outsider {
+    shell: std::process::Child,
+    pid: Pid,
+}
+
+impl Outsider {
+    fn start(queue: &OwnedFd) -> Self {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let mut started = std::process::Command::new("sh");
+        // The shell stays its parent: this process may be the one that orphans are given to.
+        let script = "exec 3<&0; sleep 100 & echo $! > draft; mv draft pid; wait";
+        let started = started.args(["-c", script]).current_dir(&folder);
+        started.stdin(std::process::Stdio::from(queue.try_clone().expect("dup")));
+        let shell = started.spawn().expect("started");
+        let pid = || std::fs::read_to_string(folder.path().join("pid"));
+        wait_until("the other process", SOON, || pid().is_ok());
+        let pid = pid().expect("it was started");
+        let pid = Pid::from_raw(pid.trim().parse().expect("a number"));
+        let pid = pid.expect("above 0");
+        Self { shell, pid }
+    }
+
+    /// Insists that a refusal names it. It may still have the shell's name.
+    #[track_caller]
+    fn assert_named(&self, refused: &Error) {
+        let told = refused.to_string();
+        let who = format!("pid {} (", self.pid);
+        let why = "), which is not in the tree, has it open";
+        assert!(told.contains(&who) && told.contains(why), "{told}");
+    }
+}
+
+impl Drop for Outsider {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.pid, rustix::process::Signal::KILL);
+        let _ = self.shell.wait();
+    }
+}
+
 #[test]
 fn somebody_else_would_see_messages_vanish() {
     testkit::needs_root!();
@@ -170,34 +213,15 @@ fn somebody_else_would_see_messages_vanish() {
     let Some((own, name)) = queue("shared") else {
         return;
     };
-    let folder = tempfile::tempdir().expect("make a folder");
-    // A process that is neither in the tree nor a child of this one.
-    let mut started = std::process::Command::new("sh");
-    // The shell stays its parent: this process may be the one that orphans are given to.
-    let script = "exec 3<&0; sleep 100 & echo $! > draft; mv draft pid; wait";
-    let started = started.args(["-c", script]).current_dir(&folder);
-    started.stdin(std::process::Stdio::from(own.try_clone().expect("dup")));
-    let mut shell = started.spawn().expect("started");
-    let pid = || std::fs::read_to_string(folder.path().join("pid"));
-    wait_until("the other process", SOON, || pid().is_ok());
-    let pid = pid().expect("it was started");
-    let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
-    let pid = pid.expect("above 0");
+    let outsider = Outsider::start(&own);
     let mut world = World::default();
     let at = world.add(own);
     world
         .dump()
         .expect("without messages there is nothing to see");
     send(world.get(at), 1, "seen");
-    let error = world.dump().expect_err("somebody looks").to_string();
-    // It may still have the shell's name.
-    let [who, why] = [
-        &*format!("pid {pid} ("),
-        "), which is not in the tree, has it open",
-    ];
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
-    shell.wait().expect("it ends");
-    assert!(error.contains(who) && error.contains(why), "{error}");
+    outsider.assert_named(&world.dump().expect_err("somebody looks"));
+    drop(outsider);
     assert_eq!(all(world.get(at)).len(), 1);
     drop(name);
 }
@@ -285,4 +309,58 @@ fn what_makes_no_sense_is_refused() {
             ..sound.clone()
         });
     }
+}
+
+/// Has a process that shares the descriptors of this one register for a queue, and end; gives its
+/// number. The kernel keeps the registration: this process closes the descriptors.
+fn register_and_end(queue: &OwnedFd) -> i32 {
+    let child = clone(DESCRIPTORS, None).expect("a process");
+    let Fork::Parent(child) = child else {
+        let told = mqueue::notify(queue, mqueue::Tell::Signal(10, 7));
+        testkit::calls::end_thread(i32::from(told.is_err()));
+    };
+    let ended = waitpid(Some(child), WaitOptions::empty());
+    let (_, status) = ended.expect("a child").expect("it has ended");
+    assert_eq!(status.exit_status(), Some(0), "it was registered");
+    child.as_raw_nonzero().get()
+}
+
+#[test]
+fn registration_that_an_ended_process_has_left_is_ended() {
+    testkit::needs_root!();
+    let _alone = alone();
+    let Some((queue, _name)) = queue("left") else {
+        return;
+    };
+    let register = || mqueue::notify(&queue, mqueue::Tell::Nothing);
+    for texts in [&["one", "two"][..], &[]] {
+        all(&queue);
+        let pid = register_and_end(&queue);
+        texts.iter().for_each(|text| send(&queue, 0, text));
+        if texts.is_empty() {
+            let busy = register().expect_err("somebody is registered");
+            assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
+        }
+        let left = Notify::of_process(pid);
+        left.end_left(queue.as_fd(), "it")
+            .expect("nobody else has it");
+        register().expect("nobody is registered");
+        // Nor is one of a process that lives, as this one is.
+        let own = std::process::id().cast_signed();
+        Notify::of_process(own)
+            .end_left(queue.as_fd(), "it")
+            .expect("it stays");
+        let busy = register().expect_err("this process is registered");
+        assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
+        // An empty queue is one that a message ends the registration of.
+        let there = all(&queue).into_iter().map(|(_, text)| text);
+        assert_eq!(there.collect::<Vec<_>>(), texts);
+        send(&queue, 0, "");
+        assert_eq!(all(&queue).len(), 1);
+    }
+    let left = Notify::of_process(register_and_end(&queue));
+    let outsider = Outsider::start(&queue);
+    let refused = left.end_left(queue.as_fd(), "it");
+    outsider.assert_named(&refused.expect_err("somebody may wait for a message"));
+    assert_eq!(all(&queue), [], "none has come");
 }
