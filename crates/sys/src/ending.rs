@@ -1,5 +1,8 @@
-//! Whether a process is about to be gone.
+//! Whether a process is about to be gone, and whether its number is.
 
+use std::fs::File;
+
+use crate::numbers;
 use crate::proc::{Stat, Status};
 
 /// Whether the process has been killed but is not gone yet, or is gone.
@@ -15,6 +18,25 @@ pub fn is_ending(pid: i32) -> bool {
     Stat::parse(&stat).is_ok_and(ends) || is_killed(pid)
 }
 
+/// The processes whose session or process group has this number, with what /proc says of them.
+pub fn members(number: i32) -> impl Iterator<Item = (i32, Stat)> {
+    let folder = File::open("/proc").ok();
+    let pids = folder.and_then(|folder| numbers::of(&folder).ok());
+    let all = pids.unwrap_or_default().into_iter();
+    let all = all.filter_map(|pid| {
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Some((pid, Stat::parse(&stat).ok()?))
+    });
+    all.filter(move |(_, stat)| stat.session == number || stat.pgrp == number)
+}
+
+/// Whether all that have a number, as a process, a process group or a session, are about to be
+/// gone: the kernel gives it to nobody else before.
+#[must_use]
+pub fn is_leaving(number: i32) -> bool {
+    is_ending(number) && members(number).all(|(pid, _)| is_ending(pid))
+}
+
 /// Whether a `SIGKILL` is on its way to the process.
 fn is_killed(pid: i32) -> bool {
     const KILLED: u64 = 1 << (libc::SIGKILL - 1);
@@ -25,6 +47,8 @@ fn is_killed(pid: i32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt as _;
+
     use super::*;
 
     #[test]
@@ -40,5 +64,24 @@ mod tests {
         assert!(is_ending(pid));
         child.wait().unwrap();
         assert!(is_ending(pid));
+    }
+
+    #[test]
+    fn number_of_a_group_leaves_with_its_last_member() {
+        let sleep = || std::process::Command::new("sleep");
+        let mut leader = sleep().arg("1000").process_group(0).spawn().unwrap();
+        let number = leader.id().cast_signed();
+        let mut member = sleep().arg("1000").process_group(number).spawn().unwrap();
+        let pids = || members(number).map(|(pid, _)| pid).collect::<Vec<_>>();
+        assert_eq!(pids(), [number, member.id().cast_signed()]);
+        leader.kill().unwrap();
+        leader.wait().unwrap();
+        assert!(is_ending(number) && !is_leaving(number));
+        member.kill().unwrap();
+        // It is a zombie that nobody has asked for yet.
+        assert!(is_leaving(number));
+        assert_eq!(pids(), [member.id().cast_signed()]);
+        member.wait().unwrap();
+        assert!(is_leaving(number) && pids().is_empty());
     }
 }

@@ -14,7 +14,7 @@ use crate::socket::{self, Along, Credentials};
 /// The process in whose name a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity<'a> {
-    /// Process, user and group.
+    /// Process, user and group; process 0 for one of any number.
     pub who: Credentials,
     /// Supplementary groups, which `SO_PEERGROUPS` tells.
     pub groups: &'a [u32],
@@ -158,7 +158,7 @@ impl Drop for SharedPage {
 }
 
 /// Makes a system call in a process that is `who` and shares this one's descriptors, and gives
-/// its result.
+/// its result. The kernel chooses a number in place of 0.
 fn act(
     who: Identity<'_>,
     number: libc::c_long,
@@ -175,8 +175,11 @@ fn act(
         stack: 0,
         stack_size: 0,
         tls: 0,
-        set_tid: (&raw const pid).expose_provenance() as u64,
-        set_tid_size: 1,
+        set_tid: match pid {
+            0 => 0,
+            _ => (&raw const pid).expose_provenance() as u64,
+        },
+        set_tid_size: u64::from(pid != 0),
         cgroup: 0,
     };
     let (at, size) = (&raw mut clone, size_of::<libc::clone_args>());
@@ -288,6 +291,12 @@ mod tests {
             };
             let error = pair(mine, libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
+            let any = Credentials { pid: 0, ..who };
+            let (left, _right) = pair(any, libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+            let found = socket::option(left, libc::SOL_SOCKET, libc::SO_PEERCRED, 12).unwrap();
+            let found = Credentials::from_bytes(&found).unwrap();
+            assert_eq!((found.uid, found.gid), (who.uid, who.gid));
+            assert!(found.pid > 0 && found.pid != mine.pid);
         })
         .unwrap();
     }

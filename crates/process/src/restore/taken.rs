@@ -116,15 +116,8 @@ fn process(pid: i32, stat: &Stat) -> Holder {
 
 /// A process whose session or process group has the number, though its leader is gone.
 fn member(number: i32) -> Option<(Holder, bool)> {
-    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-    let folder = rustix::fs::open("/proc", flags, rustix::fs::Mode::empty()).ok()?;
-    let pids = sys::numbers::of(&folder).ok()?;
     let mut found = None;
-    for pid in pids {
-        let Some(stat) = stat_of(pid) else { continue };
-        if stat.session != number && stat.pgrp != number {
-            continue;
-        }
+    for (pid, stat) in sys::ending::members(number) {
         let holder = Holder::Member {
             pid,
             name: String::from_utf8_lossy(&stat.comm).into_owned(),

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::Maker;
 use super::address::{Address, NOBODYS};
-use super::identity;
+use super::identity::{self, Patience};
 use super::{AF_UNIX, DGRAM, HELD, Link, TAG, Unix, new};
 use crate::fd::RestoreContext;
 use crate::{Error, Result};
@@ -67,17 +67,18 @@ pub fn connected(record: &Unix, cx: &mut dyn RestoreContext) -> Result<OwnedFd> 
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn parted(record: &Unix) -> Result<OwnedFd> {
+pub fn parted(record: &Unix, patience: &Patience) -> Result<OwnedFd> {
     const NOBODY: [u8; 2] = [0; 2];
-    let (own, _other) = made_as_pair(record)?;
+    let (own, _other) = made_as_pair(record, patience)?;
     sys::socket::connect(&own, &NOBODY)
         .map_err(|error| Error::kernel("part a pair of unix sockets", error))?;
     Ok(own)
 }
 
-fn made_as_pair(record: &Unix) -> Result<(OwnedFd, OwnedFd)> {
+fn made_as_pair(record: &Unix, patience: &Patience) -> Result<(OwnedFd, OwnedFd)> {
     as_maker(
         record.maker(),
+        patience,
         |who| sys::identity::pair(who, AF_UNIX, record.kind, 0),
         || sys::socket::pair(AF_UNIX, record.kind, 0),
     )
@@ -87,7 +88,7 @@ fn made_as_pair(record: &Unix) -> Result<(OwnedFd, OwnedFd)> {
 /// Two connected sockets, this record's first.
 fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)> {
     let Some(server) = server(record) else {
-        return made_as_pair(record);
+        return made_as_pair(record, &cx.unix().patience());
     };
     // The client is told who listened, the server who connected.
     let (name, listens, connects) = match server {
@@ -103,11 +104,13 @@ fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)
     };
     let (listener, client) = (new(record.kind)?, new(record.kind)?);
     name.bind(listener.as_fd(), (record.kind, NOBODYS), cx.unix())?;
-    listen(listens, listener.as_fd(), 1).map_err(failed)?;
+    let patience = cx.unix().patience();
+    listen(listens, listener.as_fd(), 1, &patience).map_err(failed)?;
     let bytes = name.bytes();
     let connect = || {
         as_maker(
             connects,
+            &patience,
             |who| sys::identity::connect(who, &client, &bytes),
             || sys::socket::connect(&client, &bytes),
         )
@@ -125,9 +128,15 @@ fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)
 ///
 /// # Errors
 /// The system call's errno.
-pub fn listen(maker: Option<Maker<'_>>, own: BorrowedFd<'_>, backlog: i32) -> std::io::Result<()> {
+pub fn listen(
+    maker: Option<Maker<'_>>,
+    own: BorrowedFd<'_>,
+    backlog: i32,
+    patience: &Patience,
+) -> std::io::Result<()> {
     as_maker(
         maker,
+        patience,
         |who| sys::identity::listen(who, own, backlog),
         || sys::socket::listen(own, backlog),
     )
@@ -136,11 +145,15 @@ pub fn listen(maker: Option<Maker<'_>>, own: BorrowedFd<'_>, backlog: i32) -> st
 /// Makes a call in the name of who made it before.
 fn as_maker<T>(
     maker: Option<Maker<'_>>,
+    patience: &Patience,
     named: impl Fn(Maker<'_>) -> std::io::Result<T>,
     plain: impl FnOnce() -> std::io::Result<T>,
 ) -> std::io::Result<T> {
     match maker {
-        Some(maker) => identity::act_as(maker.who, || named(maker), plain),
+        Some(maker) => {
+            let named = |who| named(Maker { who, ..maker });
+            identity::act_as(maker.who, patience, named, plain)
+        }
         None => plain(),
     }
 }

@@ -8,12 +8,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use super::address::{Address, Route, new_scratch};
+use super::identity::Patience;
 use crate::{Error, Result};
 
 /// Work that is put off until the last socket of the image is open and filled.
 #[derive(Debug, Default)]
 pub struct Deferred {
     scratch: Option<OwnedFd>,
+    patience: Patience,
     connections: Vec<Connection>,
     deleted: Vec<(Route, PathBuf)>,
 }
@@ -39,6 +41,11 @@ impl Deferred {
             None => new_scratch()?,
         };
         dup(self.scratch.insert(scratch).as_fd())
+    }
+
+    /// How long this restore waits for the numbers of those who made its sockets.
+    pub fn patience(&self) -> Patience {
+        self.patience.clone()
     }
 
     /// Has a name deleted at the end: that of a socket that was deleted.

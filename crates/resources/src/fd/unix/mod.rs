@@ -219,7 +219,7 @@ impl Kind for UnixSocket {
         let own = match record.link() {
             Link::Pair | Link::Gone => connect::connected(record, cx)?,
             Link::None | Link::Named if record.kind == DGRAM && record.maker.is_some() => {
-                connect::parted(record)?
+                connect::parted(record, &cx.unix().patience())?
             }
             Link::None | Link::Listening | Link::Waiting | Link::Named => new(record.kind)?,
         };
@@ -526,8 +526,9 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
     record.options.apply(own, Stage::Early)?;
     let whose = (record.kind, record.inode);
     record.address.bind(own, whose, cx.unix())?;
+    let patience = cx.unix().patience();
     if !record.waiting.is_empty() {
-        connect::listen(record.maker(), own, i32::MAX).map_err(failed)?;
+        connect::listen(record.maker(), own, i32::MAX, &patience).map_err(failed)?;
     }
     for id in &record.waiting {
         let client = cx.description(DescriptionId(*id))?;
@@ -541,7 +542,7 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
             .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
     }
     let backlog = i32::try_from(record.backlog).unwrap_or(i32::MAX);
-    connect::listen(record.maker(), own, backlog).map_err(failed)
+    connect::listen(record.maker(), own, backlog, &patience).map_err(failed)
 }
 
 fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {

@@ -7,7 +7,7 @@ use rustix::event::PollFlags;
 use sys::socket::{Along, Count, Credentials as Who};
 
 use super::address::{Address, NOBODYS};
-use super::identity;
+use super::identity::{self, Patience};
 use crate::fd::ready;
 use crate::fd::socket::options;
 use crate::fd::socket::peek::{self, Peeked};
@@ -284,7 +284,13 @@ fn send(
         rights.push(right.map_err(|error| failed(error.into()))?);
     }
     let name = to.map(|(to, _)| to.reached_by());
-    let deliver = || deliver(message, from, name.as_deref(), &rights);
+    let patience = cx.unix().patience();
+    let sending = Sending {
+        from,
+        to: name.as_deref(),
+        patience: &patience,
+    };
+    let deliver = || sending.deliver(message, &rights);
     let result = match to {
         Some((to, inode)) => to.route(inode, cx.unix())?.run(deliver)?,
         None => deliver(),
@@ -292,36 +298,41 @@ fn send(
     result.map_err(failed)
 }
 
-fn deliver(
-    message: &Message,
-    from: BorrowedFd<'_>,
-    name: Option<&[u8]>,
-    rights: &[std::os::fd::OwnedFd],
-) -> std::io::Result<()> {
-    let rights = rights.iter().map(AsFd::as_fd).collect::<Vec<_>>();
-    let mut rest = message.data.as_slice();
-    let mut along = Along {
-        name,
-        rights: &rights,
-        credentials: message.sent_by().map(Into::into),
-    };
-    loop {
-        let sent = send_piece(from, rest, along)?;
-        rest = &rest[sent..];
-        if rest.is_empty() {
-            return Ok(());
-        }
-        along.rights = &[];
-    }
+/// A socket that sends what waits in another's queue.
+struct Sending<'a> {
+    from: BorrowedFd<'a>,
+    /// The name of the other, where they are not connected.
+    to: Option<&'a [u8]>,
+    patience: &'a Patience,
 }
 
-/// Sends what there is room for, in the name of its sender.
-fn send_piece(from: BorrowedFd<'_>, bytes: &[u8], along: Along<'_>) -> std::io::Result<usize> {
-    let plain = || sys::socket::send(from, bytes, along, MSG_DONTWAIT);
-    let Some(who) = along.credentials else {
-        return plain();
-    };
-    // The sender comes to life later: nobody else can name him now.
-    let named = || sys::identity::send(who, from, bytes, along, MSG_DONTWAIT);
-    identity::act_as(who, named, plain)
+impl Sending<'_> {
+    fn deliver(&self, message: &Message, rights: &[std::os::fd::OwnedFd]) -> std::io::Result<()> {
+        let rights = rights.iter().map(AsFd::as_fd).collect::<Vec<_>>();
+        let mut rest = message.data.as_slice();
+        let mut along = Along {
+            name: self.to,
+            rights: &rights,
+            credentials: message.sent_by().map(Into::into),
+        };
+        loop {
+            let sent = self.piece(rest, along)?;
+            rest = &rest[sent..];
+            if rest.is_empty() {
+                return Ok(());
+            }
+            along.rights = &[];
+        }
+    }
+
+    /// Sends as much as there is room for, in the name of the message's sender.
+    fn piece(&self, bytes: &[u8], along: Along<'_>) -> std::io::Result<usize> {
+        let plain = || sys::socket::send(self.from, bytes, along, MSG_DONTWAIT);
+        let Some(who) = along.credentials else {
+            return plain();
+        };
+        // The sender comes to life later: nobody else can name him now.
+        let named = |who| sys::identity::send(who, self.from, bytes, along, MSG_DONTWAIT);
+        identity::act_as(who, self.patience, named, plain)
+    }
 }
