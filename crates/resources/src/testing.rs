@@ -10,6 +10,7 @@ use sys::ptrace::{self, RseqArea};
 use syscalls::Sysno;
 use testkit::calls::puppet::Puppet;
 
+use crate::map::memory::Memory;
 use crate::script::{Answers, Layout, Script};
 use crate::task::{ErasedPart, Facts, Phase, Planned, ThreadPlan};
 use crate::{Allow, Error, Inherited, Result};
@@ -171,6 +172,7 @@ impl Stage {
             tid: pid,
             inherited,
             alone: false,
+            memory: &Memory::default(),
         };
         let mut plan = ThreadPlan::default();
         for (part, payload) in parts {
@@ -249,6 +251,7 @@ impl Stage {
                 tid: 1,
                 inherited,
                 alone: false,
+                memory: &Memory::default(),
             },
         )
     }
@@ -264,6 +267,7 @@ impl Stage {
                 tid: 2,
                 inherited,
                 alone: false,
+                memory: &Memory::default(),
             },
         )
         .expect("the plan is possible")

@@ -544,6 +544,7 @@ impl<'a> Tasks<'a> {
                 tid,
                 inherited,
                 alone,
+                memory: &task.memory,
             };
             part.plan(thread.part(part.tag()), who, &mut plan)?;
         }

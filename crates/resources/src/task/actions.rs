@@ -271,11 +271,13 @@ mod tests {
             ..Record::default()
         };
         let payload = prost::Message::encode_to_vec(&record);
+        let memory = crate::map::memory::Memory::default();
         let who = |alone| Planned {
             pid: 1,
             tid: 1,
             inherited: &inherited,
             alone,
+            memory: &memory,
         };
         let mut plan = ThreadPlan::default();
         let planned = Actions.plan(Some(&record), who(true), &mut plan);

@@ -20,6 +20,7 @@ use syscalls::Sysno;
 
 use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::Result;
+use crate::map::memory::Memory;
 use crate::script::{Answers, Arg, Script};
 
 const ARCH_GET_CPUID: u32 = 0x1011;
@@ -253,23 +254,39 @@ impl Part for Attribute {
     fn plan(&self, record: Option<&Record>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
         let wanted = record.map_or(self.plain, |record| record.value);
         let inherited = (self.inherited)(&who);
-        if inherited == Some(wanted) {
-            return Ok(());
-        }
         if self.one_way && inherited.is_some_and(|inherited| inherited & !wanted != 0) {
             return Err(who.mismatch(self, "set in this process, and cannot be unset"));
         }
-        let (call, args) = (self.set)(wanted);
         let script = plan.at(self.phase);
-        script.call(call, args.map(Arg::Value));
-        script.note(self.name);
+        if inherited != Some(wanted) {
+            let (call, args) = (self.set)(wanted);
+            script.call(call, args.map(Arg::Value));
+            script.note(self.name);
+        }
+        if self.tag == tags::MEMORY_MERGE && wanted != 0 {
+            except(who.memory, script);
+        }
         Ok(())
+    }
+}
+
+/// Takes out of memory merging which mappings the kernel or the program left out: the stack of a
+/// program that was executed under it, and what has `MADV_UNMERGEABLE`.
+fn except(memory: &Memory, script: &mut Script) {
+    const MERGEABLE: u32 = linux_raw_sys::general::MADV_MERGEABLE;
+    const UNMERGEABLE: u32 = linux_raw_sys::general::MADV_UNMERGEABLE;
+    let private = memory.mappings.iter().filter(|map| map.is_private());
+    let without = private.filter(|map| !map.advice.contains(&MERGEABLE));
+    for map in without {
+        let args = [map.start, map.end - map.start, UNMERGEABLE.into()];
+        script.call(Sysno::madvise, args.map(Arg::Value));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::map::memory::Mapping;
     use crate::testing::Stage;
 
     /// Sets an attribute by a call and has it dumped and restored in a fresh process.
@@ -343,6 +360,56 @@ mod tests {
             testkit::skip!("the kernel has no KSM");
         }
         survives(&MEMORY_MERGE, 1);
+    }
+
+    #[test]
+    fn what_memory_merging_left_out_stays_out() {
+        const PAGE: u64 = 4096;
+        let mapping = |number: u64, advice: &[u32], flags| Mapping {
+            start: number * PAGE,
+            end: (number + 1) * PAGE,
+            flags,
+            advice: advice.to_vec(),
+            ..Mapping::default()
+        };
+        let (private, shared) = (2, 1);
+        let mappings = vec![
+            mapping(1, &[12], private),
+            mapping(2, &[14], private),
+            mapping(3, &[], shared),
+        ];
+        let memory = Memory {
+            mappings,
+            ..Memory::default()
+        };
+        let mut inherited = Stage::inherited();
+        for merged_before in [0, 1] {
+            inherited.memory_merge = merged_before;
+            let who = Planned {
+                pid: 1,
+                tid: 1,
+                inherited: &inherited,
+                alone: false,
+                memory: &memory,
+            };
+            let plan = |value| {
+                let mut plan = ThreadPlan::default();
+                let planned = MEMORY_MERGE.plan(Some(&Record { value }), who, &mut plan);
+                planned.expect("sound");
+                plan.at(Phase::Alone).to_string()
+            };
+            let on = plan(1);
+            assert_eq!(
+                on.matches("PR_SET_MEMORY_MERGE").count() == 0,
+                merged_before == 1
+            );
+            assert_eq!(on.matches("madvise").count(), 1, "{on}");
+            assert!(
+                on.contains("madvise(addr=0x2000, len=4096, advice=13)"),
+                "{on}"
+            );
+            assert!(!plan(0).contains("madvise"));
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use sys::proc::{Malformed, Stat, Status};
 use sys::ptrace::{Filter, RseqArea};
 
 use crate::kernel::credentials::{Credentials, CredentialsReader};
+use crate::map::memory::Memory;
 use crate::script::{Answers, DataAt, Script, StepAt};
 use crate::{Allow, Error, Inherited, Result};
 
@@ -263,6 +264,8 @@ pub struct Planned<'a> {
     pub inherited: &'a Inherited,
     /// Whether its process is the only one that is made.
     pub alone: bool,
+    /// What its process has mapped.
+    pub memory: &'a Memory,
 }
 
 impl Planned<'_> {
