@@ -2,7 +2,9 @@
 //!
 //! - What: what cannot be stopped
 //! - Refused: "stillframe itself"; "a tree with stillframe itself (pid …)"; "a kernel thread (…)";
-//!   "its tracer, pid … (…)" (gdb, strace: detach it).
+//!   "its tracer, pid … (…)" (gdb, strace: detach it); "a process that can map no memory to read
+//!   and write: its personality makes that executable (`READ_IMPLIES_EXEC`), which it has forbidden
+//!   (`PR_SET_MDWE`),".
 //! - CRIU 4.2: cannot seize a kernel thread or a traced task either; of itself not known.
 
 use std::ffi::CStr;
@@ -111,6 +113,23 @@ pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
         }
         None => error.into(),
     }
+}
+
+/// Says more of a process in which no memory can be mapped.
+pub(crate) fn explain_mapping(pid: i32, error: tracee::Error) -> Error {
+    const READ_IMPLIES_EXEC: u32 = 0x0040_0000;
+    let is_denied = matches!(&error, tracee::Error::Kernel { source, .. }
+        if source.kind() == io::ErrorKind::PermissionDenied);
+    let personality = || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/personality")).ok()?;
+        u32::from_str_radix(text.trim_end(), 16).ok()
+    };
+    if is_denied && personality().is_some_and(|bits| bits & READ_IMPLIES_EXEC != 0) {
+        let what = "a process that can map no memory to read and write: its personality makes that \
+            executable (READ_IMPLIES_EXEC), which it has forbidden (PR_SET_MDWE),";
+        return resources::Error::unsupported(pid, what.to_owned()).into();
+    }
+    error.into()
 }
 
 /// Who traces a process: pid and name.

@@ -21,7 +21,7 @@ use sys::uffd::{Features, Uffd};
 use tracee::Injection;
 
 use crate::freeze::{Body, Task};
-use crate::{Error, Result};
+use crate::{Error, Result, target};
 
 /// Creates a userfaultfd for the memory of a stopped task and brings it here; the task keeps
 /// nothing of it. See [`tracee::userfaultfd`] about `user_mode_only`; a task that may not make
@@ -135,7 +135,7 @@ fn refusal(pid: i32, error: tracee::Error) -> Error {
             "a live dump of a task that may not use userfaultfd, without /dev/userfaultfd here,"
         }
         Some(Errno::NOSYS | Errno::INVAL) => "tracking on a kernel without write protection",
-        _ => return error.into(),
+        _ => return target::explain_mapping(pid, error),
     };
     log::debug!("{error}");
     resources::Error::unsupported(pid, what.to_owned()).into()

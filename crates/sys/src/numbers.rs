@@ -11,25 +11,16 @@ use rustix::fs::RawDir;
 /// # Errors
 /// `ENOENT` and `ESRCH` when the process is gone. See getdents64(2).
 pub fn of(folder: impl AsFd) -> rustix::io::Result<Vec<i32>> {
-    // Entries of such a folder take 24 or 32 bytes, and the kernel gives as many as there is room
-    // for: fewer than would fill it are all.
+    // Only a call that gives nothing tells the end: a signal that comes, a stop as well, ends a
+    // call after any entry.
     const ROOM_BYTES: usize = 8192;
-    const FULL: usize = ROOM_BYTES / 32 - 16;
     let mut room = [MaybeUninit::uninit(); ROOM_BYTES];
     let mut entries = RawDir::new(folder, &mut room);
     let mut numbers = Vec::new();
-    let mut together = 0;
     while let Some(entry) = entries.next() {
         let name = entry?.file_name().to_str().ok().map(str::parse);
         if let Some(Ok(number)) = name {
             numbers.push(number);
-        }
-        together += 1;
-        if entries.is_buffer_empty() {
-            if together < FULL {
-                break;
-            }
-            together = 0;
         }
     }
     Ok(numbers)
@@ -37,9 +28,58 @@ pub fn of(folder: impl AsFd) -> rustix::io::Result<Vec<i32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use rustix::fs::{Mode, OFlags, open};
 
     use super::*;
+
+    /// Signals that come all the time, until the value is dropped.
+    struct Interrupted(Option<std::thread::JoinHandle<()>>, Arc<AtomicBool>);
+
+    impl Interrupted {
+        fn by_signals() -> Self {
+            extern "C" fn nothing(_: libc::c_int) {}
+            let handler = nothing as extern "C" fn(libc::c_int);
+            // SAFETY: the handler does nothing.
+            unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+            let (pid, tid) = (
+                std::process::id().cast_signed(),
+                rustix::thread::gettid().as_raw_nonzero().get(),
+            );
+            let ends = Arc::new(AtomicBool::new(false));
+            let until = Arc::clone(&ends);
+            let send = move || {
+                while !until.load(Ordering::Relaxed) {
+                    crate::signal::to_thread(pid, tid, libc::SIGUSR1).expect("it is there");
+                }
+            };
+            Self(Some(std::thread::spawn(send)), ends)
+        }
+    }
+
+    impl Drop for Interrupted {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::Relaxed);
+            let _ = self.0.take().map(std::thread::JoinHandle::join);
+        }
+    }
+
+    #[test]
+    fn signals_cut_no_list_short() {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let files = || open("/proc/self/fd", flags, Mode::empty()).unwrap();
+        let many = std::iter::repeat_with(files).take(100).collect::<Vec<_>>();
+        let _signals = Interrupted::by_signals();
+        for _ in 0..2000 {
+            let listed = of(files()).unwrap();
+            let has = |file: &rustix::fd::OwnedFd| {
+                listed.contains(&std::os::fd::AsRawFd::as_raw_fd(file))
+            };
+            assert!(many.iter().all(has), "{listed:?}");
+        }
+    }
 
     #[test]
     fn few_and_many_descriptors_are_listed() {

@@ -212,6 +212,34 @@ fn a_landlock_domain_is_refused_and_goes_on() {
     }
 }
 
+/// Can map no memory that it may read and write.
+const WITHOUT_MEMORY: &str = r#"
+READ_IMPLIES_EXEC, SET_MDWE = 0x0400000, 65
+libc.personality(READ_IMPLIES_EXEC)
+assert libc.prctl(SET_MDWE, 1, 0, 0, 0) == 0
+while True:
+    put('said', 'it runs')
+    time.sleep(0.01)
+"#;
+
+#[test]
+fn a_process_that_can_map_no_memory_is_refused_and_goes_on() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        skip!("the peer needs no memory of it");
+    }
+    let target = Target::start(WITHOUT_MEMORY);
+    let pid = target.program.pid().to_string();
+    for options in [&[][..], &["--live"], &["--dry-run"]] {
+        let outcome = stillframe.dump(target.program.pid(), options).must_fail();
+        let outcome = outcome.names(&[&pid, "READ_IMPLIES_EXEC", "PR_SET_MDWE"]);
+        assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
+        assert_eq!(target.next(), "it runs");
+    }
+}
+
 /// Tries to write to sealed memory, private and shared, its own and its child's.
 const SEALED: &str = r#"
 libc.mmap.restype = ctypes.c_void_p

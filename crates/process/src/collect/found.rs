@@ -30,7 +30,7 @@ use crate::freeze::{Body, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptors, Node, Place, State, TaskId, What, record, tag};
 use crate::returned::check_returned;
-use crate::{Result, uffd};
+use crate::{Result, target, uffd};
 
 /// One task, looked at.
 pub(super) struct Found {
@@ -259,7 +259,8 @@ impl Found {
         let batches = calls.iter().map(|calls| calls as &dyn Batch);
         let injection = self.prepare_injection(threads, memory)?;
         let mut injection = uffd::seen_from(injection, &task.proc, &self.statuses[0])?;
-        injection.run(&batches.collect::<Vec<_>>(), || ())?;
+        let run = injection.run(&batches.collect::<Vec<_>>(), || ());
+        run.map_err(|error| target::explain_mapping(self.node.pid, error))?;
         task.body = Body::Stopped(injection.cure()?);
         Ok(())
     }
@@ -302,7 +303,8 @@ impl Found {
         let injection = self.prepare_injection(threads, memory)?;
         let mut injection = uffd::seen_from(injection, &task.proc, &self.statuses[0])?;
         // The process does not wait for this, nor this for the process.
-        let outcomes = injection.run(&batches, || facts[0].read_ahead())?;
+        let outcomes = injection.run(&batches, || facts[0].read_ahead());
+        let outcomes = outcomes.map_err(|error| target::explain_mapping(self.node.pid, error))?;
         stops::see(&mut self.node, &injection.threads()[0])?;
         let asked = facts.iter().zip(&questions).zip(outcomes);
         for (((facts, questions), outcome), id) in asked.zip(&ids) {
