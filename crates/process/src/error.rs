@@ -38,8 +38,13 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] memory::Error),
     /// What was to be saved with the tree.
-    #[error(transparent)]
-    Companion(CompanionError),
+    #[error("the volume cannot be saved with the tree")]
+    Companion {
+        /// Whose fault it is.
+        blame: Blame,
+        /// What has failed.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A system call of this process failed.
     #[error("{doing}")]
     Kernel {
@@ -204,16 +209,6 @@ impl fmt::Display for Obstacle {
 #[error("{0}")]
 pub struct Veto(pub String);
 
-/// Why a companion could not be saved.
-#[derive(Debug, thiserror::Error)]
-#[error("the volume cannot be saved with the tree")]
-pub struct CompanionError {
-    /// Whose fault it is.
-    pub blame: Blame,
-    /// What has failed.
-    pub source: Box<dyn std::error::Error + Send + Sync>,
-}
-
 /// Who has a number that a task of a tree is to get.
 #[derive(Debug, thiserror::Error)]
 pub enum Holder {
@@ -309,7 +304,7 @@ impl Error {
             Self::Pages { damaged: true, .. } => Blame::Corrupt,
             Self::Pages { .. } => Blame::Store,
             Self::Memory(error) => blame_source(error),
-            Self::Companion(error) => error.blame,
+            Self::Companion { blame, .. } => *blame,
             Self::Serve(serve::Error::Gone { .. }) => Blame::Gone,
             Self::Serve(serve::Error::Image(error)) => blame_source(error),
             Self::Serve(error) => blame_source(error),
