@@ -24,7 +24,6 @@ mod inside;
 mod metadata;
 mod mount;
 mod mounted;
-mod new_file;
 mod pace;
 mod place;
 mod read_at;
@@ -57,3 +56,6 @@ pub use restore::{RestoreOptions, Restored, restore};
 pub use source::IoContext;
 pub use store::Images;
 pub use tape::{ExportOptions, Exported, ImportOptions, Imported, export, export_to_file, import};
+
+/// The permissions of files with a volume's contents, which has secrets.
+const FILE_MODE: u32 = 0o600;
