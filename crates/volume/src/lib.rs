@@ -9,7 +9,6 @@
 mod attach;
 mod bad;
 mod beside;
-mod bits;
 mod bytes;
 mod device;
 mod diff;
@@ -41,7 +40,6 @@ mod testing;
 pub use attach::{Attached, attach};
 pub use bad::Bad;
 pub use beside::{Beside, UnderWay};
-pub use bits::Bits;
 pub use diff::{Difference, Fate, diff};
 pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
 pub use dumpdates::Level;
