@@ -16,7 +16,7 @@ use sys::proc::{Stat, Status};
 use crate::{Error, Result};
 
 /// The name of a process that removes what a killed dump has left, and traces it for a moment.
-pub(crate) const REMOVER: &CStr = c"stillframe-rm";
+pub const REMOVER: &CStr = c"stillframe-rm";
 
 /// The kernel's mark of its own threads (`PF_KTHREAD`).
 const KERNEL_THREAD: u32 = libc::PF_KTHREAD as u32;
@@ -25,7 +25,7 @@ const KERNEL_THREAD: u32 = libc::PF_KTHREAD as u32;
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`] for this process.
-pub(crate) fn check(root: i32) -> Result<()> {
+pub fn check(root: i32) -> Result<()> {
     if std::process::id().cast_signed() == root {
         let what = "stillframe itself".to_owned();
         return Err(resources::Error::unsupported(root, what).into());
@@ -37,7 +37,7 @@ pub(crate) fn check(root: i32) -> Result<()> {
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`].
-pub(crate) fn check_thawed(root: i32) -> Result<()> {
+pub fn check_thawed(root: i32) -> Result<()> {
     let close_queue = CloseQueue::default();
     // What is not there is told by who looks for it.
     if let Some(text) = text(&format!("/proc/{root}/cgroup"), &close_queue) {
@@ -51,7 +51,7 @@ pub(crate) fn check_thawed(root: i32) -> Result<()> {
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`].
-pub(crate) fn check_children(root: i32, stat: &Stat, close_queue: &CloseQueue) -> Result<()> {
+pub fn check_children(root: i32, stat: &Stat, close_queue: &CloseQueue) -> Result<()> {
     if !is_ancestor((root, stat), close_queue) {
         return Ok(());
     }
@@ -92,7 +92,7 @@ fn text(path: &str, close_queue: &CloseQueue) -> Option<Vec<u8>> {
 
 /// Says more of a process that may not be traced: that it is the kernel's, or who traces it
 /// already.
-pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
+pub fn explain(pid: i32, error: tracee::Error) -> Error {
     let refused = matches!(&error, tracee::Error::Kernel { source, .. }
         if source.kind() == io::ErrorKind::PermissionDenied);
     let found = refused.then(|| stat(pid, &CloseQueue::default())).flatten();
@@ -126,7 +126,7 @@ mod tests {
     use testkit::program::Program;
 
     use super::*;
-    use crate::freeze::freeze;
+    use crate::freeze;
 
     #[test]
     fn a_tree_with_this_process_is_named() {
