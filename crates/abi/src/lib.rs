@@ -15,6 +15,7 @@
 extern crate alloc;
 
 mod addr;
+pub mod bits;
 pub mod kernel;
 pub mod spans;
 

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use process::options::{DEFAULT_TRACK_TIME, RestoreOptions};
+use freeze::tracker::DEFAULT_TRACK_TIME;
+use process::options::RestoreOptions;
 use process::{Afterwards, Allow, CgroupManagement, DumpKind, DumpOptions, Inherited};
 use rustix::process::Pid;
 

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use process::{Companion, CompanionError, Observer, Stage, Veto};
+use image::{Companion, CompanionError};
+use process::{Observer, Stage, Veto};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use volume::{Attached, Beside, Dumped, IoContext, UnderWay};

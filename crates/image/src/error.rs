@@ -17,6 +17,21 @@ pub enum Blame {
     Store,
 }
 
+impl Blame {
+    /// Tells the side of an error that an image's may have caused; the kernel's without one.
+    #[must_use]
+    pub fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(error) = source {
+            match error.downcast_ref::<Error>() {
+                Some(error) => return error.blame(),
+                None => source = error.source(),
+            }
+        }
+        Self::Kernel
+    }
+}
+
 /// What went wrong with an image.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -2,6 +2,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use abi::bits::{AtomicBits, words_of};
 use store::Object;
 
 use crate::ImageId;
@@ -23,8 +24,8 @@ pub(crate) struct Places {
     /// The image's own pages objects by number.
     pub own: Vec<Option<Box<dyn Object>>>,
     pub ancestors: Ancestors,
-    /// A bit for each chunk that was verified.
-    pub verified: Vec<AtomicU64>,
+    /// The chunks that were verified.
+    pub verified: AtomicBits<Vec<AtomicU64>>,
     pub cache: OnceLock<Arc<Cache>>,
     /// The chunk after the last that was missed, and how many are fetched ahead when it is wanted.
     pub next: AtomicU32,
@@ -38,13 +39,14 @@ impl Places {
         own: Vec<Option<Box<dyn Object>>>,
         ancestors: Ancestors,
     ) -> Self {
-        let words = chunks.len().div_ceil(64);
+        let all = chunks.len() as u64;
+        let words = (0..words_of(all)).map(|_| AtomicU64::new(0)).collect();
         Self {
             freed_by,
             chunks,
             own,
             ancestors,
-            verified: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            verified: AtomicBits::new(words, 0, all),
             cache: OnceLock::new(),
             next: AtomicU32::new(u32::MAX),
             ahead: AtomicU32::new(0),

@@ -227,14 +227,14 @@ impl Reader {
             if sum(own) != chunk.checksum {
                 return Err(self.damaged(id, own));
             }
-            self.places.verified[id.0 as usize / 64].fetch_or(1 << (id.0 % 64), Relaxed);
+            let number = u64::from(id.0);
+            self.places.verified.insert(number..number + 1);
         }
         Ok(())
     }
 
     pub(crate) fn is_verified(&self, id: ChunkId) -> bool {
-        let word = self.places.verified[id.0 as usize / 64].load(Relaxed);
-        word >> (id.0 % 64) & 1 == 1
+        self.places.verified.contains(u64::from(id.0))
     }
 
     /// Decodes the stored bytes of a chunk.

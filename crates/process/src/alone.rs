@@ -13,11 +13,10 @@
 //! gives each request a child of its own, made before it has other threads, or by running itself
 //! again.
 
-use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CapabilitySet, set_current_timer_slack};
+use rustix::thread::CapabilitySet;
 
 use crate::{Error, Result};
 
@@ -60,12 +59,6 @@ impl Drop for Alone {
     fn drop(&mut self) {
         ENTERED.store(false, Ordering::Release);
     }
-}
-
-/// Has this thread's timers be exact: what tasks are waited for takes microseconds, and the kernel
-/// may add 50 where that is allowed.
-pub(crate) fn be_exact() {
-    let _ = set_current_timer_slack(NonZeroU64::new(1));
 }
 
 /// The limit when it was last looked at: nothing here lowers it.

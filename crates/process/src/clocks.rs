@@ -14,11 +14,11 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use freeze::Task;
 use prost::Message;
 use rustix::time::{ClockId, clock_gettime};
 use sys::timens::{ForChildren, Offsets};
 
-use crate::freeze::Task;
 use crate::{Error, Result};
 
 const BILLION: u64 = 1_000_000_000;

@@ -6,14 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use abi::Addr;
 use abi::spans::Spans;
-use image::PAGE_BYTES;
+use image::{Companion, CompanionError, PAGE_BYTES};
 use memory::TaskMemory;
 use pages::{Extent, Source, source};
 use rustix::process::Pid;
 
 use crate::collect::{Contents, Inventory, Object};
-use crate::companion::Companion;
-use crate::error::CompanionError;
 use crate::{Error, Observer, Result, Stage};
 
 /// What the observer of a dump is told: how far it is, from whichever thread.
@@ -57,8 +55,9 @@ impl<'a> Progress<'a> {
         work: impl FnOnce(&mut dyn Companion) -> std::result::Result<(), CompanionError>,
     ) -> Result<()> {
         match self.observer().companion() {
-            Some(companion) => work(companion).map_err(Error::Companion),
             None => Ok(()),
+            Some(companion) => work(companion)
+                .map_err(|CompanionError { blame, source }| Error::Companion { blame, source }),
         }
     }
 

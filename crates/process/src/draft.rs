@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use freeze::Frozen;
 use image::{Base, ImageId, Seal, Writer};
 use pages::{Drain, Equals};
 use resources::Inherited;
@@ -12,7 +13,6 @@ use store::Store;
 
 use crate::collect::Inventory;
 use crate::contents::{Progress, Sources};
-use crate::freeze::Frozen;
 use crate::links::{self, Link};
 use crate::network::Replaced;
 use crate::seal::{check, facts};

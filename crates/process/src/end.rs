@@ -7,14 +7,14 @@
 
 use std::time::{Duration, Instant};
 
+use freeze::watchdog::{Target, Watchdog, send, send_on};
+use freeze::{Body, Frozen, Task};
 use image::{ImageId, Reader};
 use resources::fd::tcp::lock::{Label, Lock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use store::Images;
 
-use crate::freeze::{Body, Frozen, Task};
-use crate::watchdog::{Target, Watchdog, send, send_on};
 use crate::{Afterwards, DumpOptions, Error, Result, halt, links};
 
 /// How the tree of a dump is let go.
@@ -202,7 +202,7 @@ fn stopped(frozen: Frozen, lock: Option<Lock>) -> Result<()> {
 /// Lets the tree go. Its connections go on.
 pub(crate) fn go_on(frozen: Frozen, lock: Option<Lock>) -> Result<()> {
     let _leftover = lock.and_then(Lock::lift);
-    frozen.tasks.into_iter().try_for_each(Task::release)
+    Ok(frozen.release()?)
 }
 
 /// Gives up what is held of a killed task; returns its threads in the order of their ends: that of

@@ -18,6 +18,7 @@
 
 use std::{fmt, io};
 
+use freeze::returned::WorkError;
 use image::Blame;
 
 use crate::text::printable;
@@ -38,8 +39,13 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] memory::Error),
     /// What was to be saved with the tree.
-    #[error(transparent)]
-    Companion(CompanionError),
+    #[error("the volume cannot be saved with the tree")]
+    Companion {
+        /// Whose fault it is.
+        blame: Blame,
+        /// What has failed.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A system call of this process failed.
     #[error("{doing}")]
     Kernel {
@@ -55,12 +61,9 @@ pub enum Error {
         /// The process.
         pid: i32,
     },
-    /// Memory of a killed dump is in a process, with no thread in it.
-    #[error("pid {pid}: memory of a killed dump is still there")]
-    LeftArea {
-        /// The process.
-        pid: i32,
-    },
+    /// Something of a killed dump is in a process.
+    #[error(transparent)]
+    Remains(freeze::Error),
     /// A task ran another program while its memory was copied.
     #[error("pid {pid}: it runs another program (execve) before its memory is copied")]
     Left {
@@ -92,12 +95,6 @@ pub enum Error {
         pid: i32,
         /// How many instants there were.
         instants: u64,
-    },
-    /// A thread is still on its way back from a dump that was cut short.
-    #[error("pid {pid}: it has not come back yet from a dump that was cut short")]
-    Returning {
-        /// The process.
-        pid: i32,
     },
     /// A restored task could not make one of its calls.
     #[error("pid {pid}: {call}")]
@@ -204,16 +201,6 @@ impl fmt::Display for Obstacle {
 #[error("{0}")]
 pub struct Veto(pub String);
 
-/// Why a companion could not be saved.
-#[derive(Debug, thiserror::Error)]
-#[error("the volume cannot be saved with the tree")]
-pub struct CompanionError {
-    /// Whose fault it is.
-    pub blame: Blame,
-    /// What has failed.
-    pub source: Box<dyn std::error::Error + Send + Sync>,
-}
-
 /// Who has a number that a task of a tree is to get.
 #[derive(Debug, thiserror::Error)]
 pub enum Holder {
@@ -262,6 +249,30 @@ pub(crate) fn invalid() -> io::Error {
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// What it has in common with this crate comes out as this crate's.
+impl From<freeze::Error> for Error {
+    fn from(error: freeze::Error) -> Self {
+        match error {
+            freeze::Error::Resource(error) => Self::Resource(error),
+            freeze::Error::Tracee(error) => Self::Tracee(error),
+            freeze::Error::Kernel { doing, source } => Self::Kernel { doing, source },
+            freeze::Error::Gone { pid } => Self::Gone { pid },
+            error @ (freeze::Error::LeftArea { .. } | freeze::Error::Returning { .. }) => {
+                Self::Remains(error)
+            }
+        }
+    }
+}
+
+impl WorkError for Error {
+    fn stop(&self) -> Option<&freeze::Error> {
+        match self {
+            Self::Remains(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl From<pages::Error> for Error {
     fn from(error: pages::Error) -> Self {
         Self::Memory(error.into())
@@ -285,36 +296,26 @@ impl Error {
     /// Tells whose fault it is.
     #[must_use]
     pub fn blame(&self) -> Blame {
-        use resources::Error as Resource;
         match self {
-            Self::Resource(Resource::Unsupported { .. } | Resource::Passing { .. })
-            | Self::Obstacles(_)
+            Self::Resource(error) => error.blame(),
+            Self::Obstacles(_)
             | Self::Unfit(_)
             | Self::Left { .. }
             | Self::Torn { .. }
             | Self::Tracked { .. } => Blame::Unsupported,
             Self::Image(error) => error.blame(),
-            Self::Resource(
-                Resource::Gone { .. }
-                | Resource::InUse { .. }
-                | Resource::Mismatch { .. }
-                | Resource::Changed { .. },
-            )
-            | Self::Tracee(tracee::Error::Gone { .. })
-            | Self::Gone { .. }
-            | Self::Taken { .. } => Blame::Gone,
-            Self::Resource(Resource::Corrupt { .. }) => Blame::Corrupt,
+            Self::Tracee(tracee::Error::Gone { .. }) | Self::Gone { .. } | Self::Taken { .. } => {
+                Blame::Gone
+            }
             // Whatever the planner says, the target has something that cannot be brought back.
             Self::Unrestorable { .. } => Blame::Unsupported,
             Self::Pages { damaged: true, .. } => Blame::Corrupt,
             Self::Pages { .. } => Blame::Store,
-            Self::Memory(error) => blame_source(error),
-            Self::Companion(error) => error.blame,
+            Self::Memory(error) => Blame::of(error),
+            Self::Companion { blame, .. } => *blame,
             Self::Serve(serve::Error::Gone { .. }) => Blame::Gone,
-            Self::Serve(serve::Error::Image(error)) => blame_source(error),
-            Self::Serve(error) => blame_source(error),
-            // Contents of files are read from the image, too.
-            Self::Resource(Resource::Kernel { source, .. }) => blame_source(source),
+            Self::Serve(serve::Error::Image(error)) => Blame::of(error),
+            Self::Serve(error) => Blame::of(error),
             _ => Blame::Kernel,
         }
     }
@@ -418,16 +419,4 @@ fn allowing(obstacles: &[Obstacle]) -> Option<String> {
         (false, true) => Some(format!("run the command again with {}", options.join(" "))),
         (false, false) => Some(format!("{} would allow some of it", options.join(" "))),
     }
-}
-
-/// Whose fault an error is that may come from the image.
-fn blame_source(error: &(dyn std::error::Error + 'static)) -> Blame {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = source {
-        match error.downcast_ref::<image::Error>() {
-            Some(error) => return error.blame(),
-            None => source = error.source(),
-        }
-    }
-    Blame::Kernel
 }

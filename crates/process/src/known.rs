@@ -9,7 +9,10 @@ use resources::map::{aio, memory, registered, vdso};
 use resources::task::PARTS;
 
 use crate::records::{State, TREE_VERSION, Tree, tag};
-use crate::{Error, Result, companion};
+use crate::{Error, Result};
+
+/// The number of the record that tells of a companion, and is read by its own crate.
+const COMPANION: u16 = 500;
 
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +35,11 @@ fn expected(tag: u16) -> Option<(u16, About)> {
         tag::CLOCKS | tag::PROCESSOR | tag::INSTRUCTIONS | tag::LINKS | cgroup::TAG => {
             (1, About::Image)
         }
+        COMPANION => (1, About::Image),
         tag::DESCRIPTORS | tag::PLACE | tags::LOCKS => (1, About::Process),
         memory::TAG | aio::TAG | registered::TAG => (1, About::Process),
         tag::THREAD => (1, About::Thread),
         tags::ATTRIBUTES | vdso::TAG => (1, About::Item),
-        _ if companion::TAGS.contains(&tag) => (1, About::Image),
         _ if kind_of(tag).is_some() => (1, About::Item),
         _ if PARTS.iter().any(|part| part.tag() == tag) => (1, About::Thread),
         _ => return None,

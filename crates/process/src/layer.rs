@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use abi::Span;
 use abi::spans::{Spans, intersect, subtract};
+use freeze::{Frozen, Task};
 use image::{Base, ImageId, SpaceKind, Writer};
 use memory::PageMaps;
 use memory::scan::{Area, Found};
@@ -13,8 +14,7 @@ use resources::map::vdso::Vdso;
 use sys::uffd::Uffd;
 
 use crate::collect::Inventory;
-use crate::collect::memory_view::{Fresh, MemoryView, Prepared, list};
-use crate::freeze::{Frozen, Task};
+use crate::collect::memory_view::{Fresh, MemoryView, Prepared};
 use crate::numbering::Numbering;
 use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, is_ours};
 use crate::{Afterwards, DumpOptions, Result, parent};
@@ -201,7 +201,7 @@ struct Tracked {
 impl MemoryView for Tracked {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
         if Way::here() == Way::Bits {
-            return list(task);
+            return Ok(task.smaps()?);
         }
         let listed = self.prepared.mappings(task)?;
         // A mapping that was replaced by one of the same kind in the same place looks as before,
@@ -209,7 +209,7 @@ impl MemoryView for Tracked {
         if are_watched(task.pid, &listed)? {
             return Ok(listed);
         }
-        list(task)
+        Ok(task.smaps()?)
     }
 
     fn vdsos(&self) -> &[Vdso] {

@@ -1,6 +1,6 @@
 //! Process trees: freeze, collect, drain; plan, build, inject, run.
 //!
-//! - dump: target → [`freeze`] → frozen → collect → inventory → drain → image,
+//! - dump: target → [freeze](fn@freeze::freeze) → frozen → collect → inventory → drain → image,
 //! - restore: image → [`plan`](mod@plan) → plan → build → inject → run → running.
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,6 @@ mod build;
 mod chain;
 mod clocks;
 mod collect;
-mod companion;
 mod contents;
 mod cpuinfo;
 mod dedup;
@@ -20,8 +19,6 @@ mod dump;
 mod end;
 mod error;
 mod fates;
-mod foreign;
-mod freeze;
 mod halt;
 mod homework;
 mod host;
@@ -39,7 +36,6 @@ mod numbering;
 mod obstacles;
 pub mod options;
 mod overcommit;
-mod packets;
 mod parent;
 mod patience;
 mod plan;
@@ -48,35 +44,25 @@ mod portion;
 mod predump;
 mod processor;
 mod records;
-mod refetch;
 pub mod report;
 mod restore;
-mod returned;
 mod rights;
-mod runtime;
 #[cfg(test)]
 mod sample;
 mod seal;
 mod settle;
 mod statistics;
 mod stopping;
-mod target;
 mod text;
 mod track;
-mod tracker;
-mod uffd;
 mod undo;
-mod waits;
-mod watchdog;
 
-pub use companion::Companion;
 pub use cpuinfo::{CpuCap, check_cpuinfo, dump_cpuinfo};
 pub use dedup::dedup;
 pub use describe::describe;
 pub use dry_run::dry_run;
 pub use dump::dump;
-pub use error::{CompanionError, Error, Holder, Obstacle, Result, Veto};
-pub use foreign::userfaultfd_of;
+pub use error::{Error, Holder, Obstacle, Result, Veto};
 pub use host::{HostFacts, probe as probe_host};
 pub use lazy::{Lazy, LazyPages, LazyPagesOptions, serve_lazy_pages};
 pub use merge::merge;
@@ -95,4 +81,3 @@ pub use resources::cgroup::{Management as CgroupManagement, Mode as CgroupMode};
 pub use restore::{Job, plan, restore};
 pub use seal::facts;
 pub use statistics::{DumpKind, Statistics};
-pub use tracker::{Client as Tracker, Means, TrackedTask};

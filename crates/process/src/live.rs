@@ -28,6 +28,10 @@ use std::time::{Duration, Instant};
 
 use abi::Span;
 use abi::spans::intersect;
+use freeze::returned::{self, check_returned, patiently};
+use freeze::tracker::{Client, start_ticks};
+use freeze::uffd::userfaultfd;
+use freeze::{DEFAULT_TIMEOUT, Frozen, Guard, freeze, read_proc, stat_of};
 use image::Run;
 use memory::live::{Areas, Live};
 use pages::{Drain, Drained};
@@ -37,22 +41,17 @@ use resources::map::registered;
 use sys::realtime::Realtime;
 
 use self::memory_view::LiveView;
+use crate::collect::Inventory;
 use crate::collect::memory_view::{MemoryView, Prepared};
-use crate::collect::{self, Inventory};
 use crate::contents::{Progress, Sources};
 use crate::draft::{Draft, Sealed};
 use crate::end::go_on;
-use crate::freeze::{Frozen, Guard, freeze, read_proc, stat_of};
 use crate::numbering::Numbering;
-use crate::options::DEFAULT_TIMEOUT;
-use crate::returned::check_returned;
 use crate::settle::settle;
 use crate::statistics::as_micros;
-use crate::stopping::{freeze_and_collect, patiently};
-use crate::tracker::{Client, start_ticks};
-use crate::uffd::userfaultfd;
+use crate::stopping::freeze_and_collect;
 use crate::undo::Undo;
-use crate::{DumpOptions, DumpReport, Error, Result, Stage, returned, track};
+use crate::{DumpOptions, DumpReport, Error, Result, Stage, track};
 
 /// How many instants there may be; the last is copied while the tree is stopped.
 const INSTANTS: u64 = 4;
@@ -169,7 +168,7 @@ impl<'a, 'b> Dump<'a, 'b> {
             if owner(task.pid) != task.pid {
                 continue;
             }
-            let listed = collect::memory_view::parse(&task.read("maps")?)?;
+            let listed = task.maps()?;
             track::check_rings(task.pid, &listed)?;
             let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
             let areas = Areas {
@@ -277,13 +276,13 @@ impl<'a, 'b> Dump<'a, 'b> {
         for pid in self.live.pids() {
             match read_proc(pid, "maps") {
                 Ok(maps) => {
-                    let listed = collect::memory_view::parse(&maps)?;
+                    let listed = freeze::parse(&maps)?;
                     let spans = memory_view::live_spans(&listed);
                     let shared = self.shared.get(&pid).cloned().unwrap_or_default();
                     all.push((pid, Areas { spans, shared }));
                 }
-                Err(Error::Gone { .. }) => {}
-                Err(error) => return Err(error),
+                Err(freeze::Error::Gone { .. }) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(all)
@@ -305,7 +304,7 @@ impl<'a, 'b> Dump<'a, 'b> {
             // They were made since the first stop.
             let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
             for task in living {
-                track::check_rings(task.pid, &track::list(task)?)?;
+                track::check_rings(task.pid, &task.maps()?)?;
             }
         }
         self.progress.stage(Stage::PostFreeze, self.options.tree)?;
@@ -412,7 +411,7 @@ fn freeze_returned(options: &DumpOptions) -> Result<Frozen> {
     patiently(options.timeout, || {
         let frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
         for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
-            let listed = collect::memory_view::parse(&task.read("maps")?)?;
+            let listed = task.maps()?;
             check_returned(task, &listed)?;
         }
         Ok(frozen)

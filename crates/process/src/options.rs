@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use freeze::DEFAULT_TIMEOUT;
 use rustix::process::Pid;
-
 use store::Images;
 
-pub use crate::freeze::DEFAULT_TIMEOUT;
 use crate::{CpuCap, DumpKind, LazyPages};
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
@@ -82,10 +81,6 @@ impl DumpOptions {
         }
     }
 }
-
-/// How long writes are tracked after a round when nobody comes for the next one and nobody says
-/// otherwise.
-pub const DEFAULT_TRACK_TIME: Duration = Duration::from_secs(3600);
 
 /// What an inherited descriptor stands in for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -9,6 +9,8 @@
 use std::time::Instant;
 
 use abi::spans::{Spans, subtract};
+use freeze::returned::freeze_and;
+use freeze::tracker::DEFAULT_TRACK_TIME;
 use memory::TaskMemory;
 use pages::{Equals, Extent};
 use sys::realtime::Realtime;
@@ -17,11 +19,9 @@ use crate::contents::{Progress, Sources};
 use crate::draft::Draft;
 use crate::end::go_on;
 use crate::numbering::Numbering;
-use crate::options::DEFAULT_TRACK_TIME;
 use crate::records::{Node, TaskId, Tree};
 use crate::settle::settle;
 use crate::statistics::as_micros;
-use crate::stopping::freeze_and;
 use crate::track::{Changes, Inheritance, Mapped, Tracking};
 use crate::{DumpOptions, DumpReport, Result, Stage, parent};
 

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use image::Companion;
 use rustix::process::Pid;
 
 pub use crate::error::Veto;
 use crate::statistics::as_micros;
 pub use crate::text::{date, printable};
-use crate::{Companion, Job, Lazy, Statistics};
+use crate::{Job, Lazy, Statistics};
 
 /// A moment of a dump or a restore at which the caller may act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

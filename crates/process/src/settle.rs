@@ -8,14 +8,14 @@
 //!
 //! A thread that is stopped is in no call, and who waits for an event moves no data.
 
+use freeze::read_proc;
+use freeze::returned::freeze_and;
 use resources::task::interrupted::may_move_data;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use sys::realtime::Realtime;
 
 use crate::end::go_on;
-use crate::freeze::read_proc;
 use crate::statistics::as_micros;
-use crate::stopping::freeze_and;
 use crate::{DumpOptions, DumpReport, Result};
 
 /// Returns when no call of the tree is under way any more that was when this began. `pids` are the
@@ -29,7 +29,7 @@ pub(crate) fn settle(options: &DumpOptions, pids: &[i32], report: &mut DumpRepor
     };
     log::debug!("pid {pid} may be in a call that moves data");
     let realtime = Realtime::new();
-    let (frozen, ()) = freeze_and(options.tree, options.timeout, |_| Ok(()))?;
+    let (frozen, ()) = freeze_and(options.tree, options.timeout, |_| Result::Ok(()))?;
     let (since, freezing) = (frozen.since, frozen.freezing);
     go_on(frozen, None)?;
     drop(realtime);

@@ -18,20 +18,20 @@ use std::os::fd::AsFd;
 
 use abi::spans::Spans;
 use abi::{Addr, PAGE_BYTES, Span};
+use freeze::returned::check_returned;
+use freeze::tracker::{Client, Means, TrackedTask};
+use freeze::{Frozen, uffd};
 use image::{ImageId, Reader, SpaceId, Writer};
 use memory::scan::{Area, Found};
 use memory::track::{self, Tracked};
-use resources::map::listing::{self, Backing, Listed};
+use resources::map::listing::{Backing, Listed};
 use resources::map::registered;
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
 use sys::uffd::{Features, Modes, Uffd};
 
 pub(crate) use self::bits::{Cleared, Way};
-use crate::collect::memory_view;
-use crate::freeze::{Frozen, Task};
-use crate::tracker::{Client, Means, TrackedTask};
-use crate::{Error, Result, uffd};
+use crate::{Error, Result};
 
 /// The memory of one task as it was listed while the task was stopped.
 pub(crate) struct Mapped {
@@ -84,7 +84,7 @@ impl Tracking {
     /// Those of [`Way::check`] and [`Client::find_or_start`].
     pub fn start(root: i32) -> Result<Self> {
         Way::here().check(root)?;
-        Client::find_or_start(root).map(Self::new)
+        Ok(Self::new(Client::find_or_start(root)?))
     }
 
     /// As [`Self::start`]; none where there is no tracker.
@@ -127,10 +127,10 @@ impl Tracking {
                 log::info!("pid {} uses another's memory: not tracked", task.pid);
                 continue;
             }
-            let listed = list(task)?;
+            let listed = task.maps()?;
             check_rings(task.pid, &listed)?;
             resources::map::memory::check_secret(&listed, task.pid)?;
-            crate::returned::check_returned(task, &listed)?;
+            check_returned(task, &listed)?;
             let start_ticks = task.stat()?.0.start_ticks;
             let mut mapped = Mapped::new((task.pid, start_ticks), &listed);
             let at = known
@@ -159,7 +159,7 @@ impl Tracking {
             }
             let is_anothers = mapped.register(&uffd, &known);
             if is_anothers || listed.iter().any(Listed::has_huge_pages) {
-                mapped.leave_out(&memory_view::list(task)?);
+                mapped.leave_out(&task.smaps()?);
             }
             self.tasks.push(TrackedTask {
                 pid: task.pid,
@@ -178,7 +178,7 @@ impl Tracking {
     /// [`Error::Kernel`] when it is gone.
     pub fn begin(&self) -> Result<()> {
         self.client.hold(&self.tasks)?;
-        self.client.begin()
+        Ok(self.client.begin()?)
     }
 
     /// Takes away the marks of an earlier tracking that are left where tracking begins, before
@@ -390,18 +390,6 @@ pub(crate) fn check_rings(pid: i32, listed: &[Listed]) -> Result<()> {
     let why = "what the kernel writes to the task's memory for it is not seen by who tracks writes";
     let refused = resources::Error::unsupported(pid, ring.place());
     Err(refused.because(why).into())
-}
-
-/// The mappings of a stopped task, without their flags.
-pub(crate) fn list(task: &Task) -> Result<Vec<Listed>> {
-    let understood = listing::parse(&task.read("maps")?);
-    understood.map_err(|line| {
-        let invalid = std::io::ErrorKind::InvalidData;
-        Error::kernel(
-            format!("cannot understand {line:?}"),
-            std::io::Error::from(invalid),
-        )
-    })
 }
 
 /// The living tasks, and which of them is the first that has the memory of each: mostly itself.

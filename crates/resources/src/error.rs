@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use image::Blame;
 use rustix::io::Errno;
 
 /// An error of this crate's functions.
@@ -115,6 +116,21 @@ impl Error {
             Self::InUse { .. } => true,
             Self::Kernel { source, .. } => Errno::from_io_error(source) == Some(Errno::ADDRINUSE),
             _ => false,
+        }
+    }
+
+    /// Tells whose fault it is.
+    #[must_use]
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Unsupported { .. } | Self::Passing { .. } => Blame::Unsupported,
+            Self::Gone { .. }
+            | Self::InUse { .. }
+            | Self::Mismatch { .. }
+            | Self::Changed { .. } => Blame::Gone,
+            Self::Corrupt { .. } => Blame::Corrupt,
+            // Contents of files are read from the image, too.
+            Self::Kernel { source, .. } => Blame::of(source),
         }
     }
 

@@ -162,10 +162,10 @@ impl Session {
         match &found {
             Ok(found) => {
                 let pages = found.iter().map(|span| region.numbers_of(*span).0);
-                pages.for_each(|pages| known.unsaved.add(pages));
+                pages.for_each(|pages| known.unsaved.insert(pages));
             }
             // What was found, and is protected again, is not known: it is told by its contents.
-            Err(_) => known.unsaved_suspects.add(0..region.len()),
+            Err(_) => known.unsaved_suspects.insert(0..region.len()),
         }
         self.ledger.set(Word::Scanning, 0);
         found.map(drop)
@@ -175,8 +175,8 @@ impl Session {
     /// all the same, written again or not gone yet, is looked at by later differences, too.
     fn find_removed(&self, region: &Region, known: &Known) -> Result<()> {
         for range in known.late.ranges() {
-            known.unsaved_removed.add(range.clone());
-            known.unsaved_suspects.add(range);
+            known.unsaved_removed.insert(range.clone());
+            known.unsaved_suspects.insert(range);
         }
         // A thread that was about to give them up has done so by now.
         if self
@@ -190,7 +190,7 @@ impl Session {
         let spans = removed.iter().map(|range| region.span_of(range));
         let there = self.there(&spans.collect::<Spans>(), region.granule == Granule::Small)?;
         for span in there {
-            known.late.add(region.numbers_of(span).0);
+            known.late.insert(region.numbers_of(span).0);
         }
         // What comes from here on is the next difference's.
         known.removed_since.move_to(&known.unsaved_removed);

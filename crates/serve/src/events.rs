@@ -121,23 +121,23 @@ impl Session {
         }
         for (region, known) in &self.regions {
             let (whole, cut) = region.numbers_of(span);
-            known.removed.add(whole.clone());
-            known.removed_since.add(whole.clone());
+            known.removed.insert(whole.clone());
+            known.removed_since.insert(whole.clone());
             known.installed.remove(whole.clone());
             known.early.remove(whole.clone());
             known.written.remove(whole.clone());
             known.unsaved.remove(whole.clone());
             if self.ability == Ability::Told {
-                known.suspects.add(whole);
+                known.suspects.insert(whole);
             }
             // The kernel clears a part of a page that is there, without telling that as a write.
             for page in cut {
-                known.suspects.add(page..page + 1);
-                if !known.installed.has(page) {
+                known.suspects.insert(page..page + 1);
+                if !known.installed.contains(page) {
                     let part = span.intersect(region.span_of(&(page..page + 1)));
                     let from = (part.start.0 - region.at.0) / PAGE_BYTES;
                     let pages = part.bytes() / PAGE_BYTES;
-                    known.punched.add(from..from + pages);
+                    known.punched.insert(from..from + pages);
                 }
             }
         }

@@ -106,7 +106,7 @@ impl<'a> Installer<'a> {
             };
             let (region, known) = &self.session.regions[number];
             let page_size = region.granule_bytes();
-            if outcome == "there" && known.early.has(region.number_of(fault.addr)) {
+            if outcome == "there" && known.early.contains(region.number_of(fault.addr)) {
                 self.session.metrics.prefetch_hits.inc();
             }
             let fault_of = Fault {
@@ -144,7 +144,7 @@ impl<'a> Installer<'a> {
         if pending.is_some_and(|pending| !pending.save(number, page)) {
             return Ok(Outcome::Claimed);
         }
-        known.written.add(page..page + 1);
+        known.written.insert(page..page + 1);
         match self.session.uffd.write_protect(span, false) {
             Ok(()) => Ok(Outcome::Done("written")),
             Err(error) => match Errno::from_io_error(&error) {
@@ -161,7 +161,7 @@ impl<'a> Installer<'a> {
         let (region, known) = &self.session.regions[number];
         let page = region.number_of(fault.addr);
         if fault.claimed {
-            if known.claimed.has(page) {
+            if known.claimed.contains(page) {
                 return Ok(Outcome::Claimed);
             }
             // Where it is not there after all, who waits for it asks again.
@@ -170,9 +170,11 @@ impl<'a> Installer<'a> {
         }
         let around = self.around(number, page);
         // What belongs together: the page, and those beside it that are wanted as it is.
-        let removed = known.removed.has(page);
+        let removed = known.removed.contains(page);
         let wanted = |one: u64| {
-            !known.installed.has(one) && !known.native.has(one) && known.removed.has(one) == removed
+            !known.installed.contains(one)
+                && !known.native.contains(one)
+                && known.removed.contains(one) == removed
         };
         let start = (around.start..page).rev().take_while(|one| wanted(*one));
         let start = page - start.count() as u64;
@@ -200,7 +202,7 @@ impl<'a> Installer<'a> {
         let (region, known) = &self.session.regions[number];
         let span = region.span_of(&(page..page + 1));
         let _order = self.session.order.read();
-        if known.removed.has(page) {
+        if known.removed.contains(page) {
             return Ok(Outcome::Again);
         }
         log::error!(
@@ -320,7 +322,7 @@ impl<'a> Installer<'a> {
             session.image.read_pages(region.space, pages.start, bytes)?;
         }
         let _order = session.order.read();
-        if (range.clone()).any(|page| known.removed.has(page) != removed) {
+        if (range.clone()).any(|page| known.removed.contains(page) != removed) {
             return Ok(Outcome::Again);
         }
         if !is_zero {
@@ -338,7 +340,7 @@ impl<'a> Installer<'a> {
             outcome => outcome,
         };
         if matches!(source, "prefetch" | "ahead") {
-            known.early.add(range);
+            known.early.insert(range);
         }
         let source = if is_zero { "zero" } else { source };
         let from = if share.is_some() { "shared" } else { source };
@@ -401,7 +403,7 @@ fn place(
                 if pages == 0 {
                     return Ok(Placing::Again);
                 }
-                known.installed.add(page..page + pages);
+                known.installed.insert(page..page + pages);
                 done += pages * size;
             }
             // Pages of several mappings are refused together.
@@ -451,11 +453,11 @@ fn why(session: &Session, number: usize, rest: Span, error: &std::io::Error) -> 
             if !session.has_huge_page(first, protect)? {
                 return Ok(Refused::Starved);
             }
-            known.installed.add(page..page + 1);
+            known.installed.insert(page..page + 1);
             Ok(Refused::There)
         }
         Some(Errno::EXIST) => {
-            known.installed.add(page..page + 1);
+            known.installed.insert(page..page + 1);
             Ok(Refused::There)
         }
         _ => {

@@ -346,9 +346,9 @@ mod tests {
     fn what_is_known_is_known_to_who_comes_next() {
         let (ledger, file) = Ledger::shared(77, &regions()).expect("memory");
         let known = ledger.known();
-        known[0].1.removed.add(3..5);
-        known[0].1.punched.add(4000..4096);
-        known[1].1.unsaved_suspects.add(4000..4096);
+        known[0].1.removed.insert(3..5);
+        known[0].1.punched.insert(4000..4096);
+        known[1].1.unsaved_suspects.insert(4000..4096);
         ledger.note(b"the first");
         ledger.note(b"what holds now");
         let next = Ledger::of_file(&file).expect("a ledger");

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use sys::uffd::Modes;
 
 use crate::ability::register;
-use crate::bits::Bits;
+use crate::bits::{self, Bits};
 use crate::diff::{Sorted, count, extents, inherit_rest, wait_for_change};
 use crate::ledger::EVENTS_MAX;
 use crate::pending::{Part, Pending, extent};
@@ -78,7 +78,7 @@ impl Session {
             return Err(Error::Unable(what.to_owned()));
         }
         let doubtful = self.regions.iter();
-        let doubtful = doubtful.map(|(region, _)| Bits::own(region.len()));
+        let doubtful = doubtful.map(|(region, _)| bits::none(region.len()));
         let mut live = LiveDiff {
             session: self,
             writer,
@@ -193,7 +193,7 @@ impl LiveDiff<'_> {
         let mut wanted_bytes = 0;
         for (number, (((region, _), sorted), uncertain)) in regions.enumerate() {
             for span in &sorted.doubtful {
-                self.doubtful[number].add(region.numbers_of(*span).0);
+                self.doubtful[number].insert(region.numbers_of(*span).0);
             }
             let targets = sorted.data.and(&sorted.doubtful);
             for span in &subtract(&targets, uncertain) {
@@ -282,7 +282,7 @@ impl LiveDiff<'_> {
             let compared = &self.doubtful[*number];
             let mut at = pages.start;
             while at < pages.end {
-                let is_doubtful = compared.has(at);
+                let is_doubtful = compared.contains(at);
                 let end = compared.next(at, !is_doubtful).min(pages.end);
                 let extents = if is_doubtful {
                     &mut doubtful

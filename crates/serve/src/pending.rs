@@ -10,7 +10,7 @@ use abi::{Addr, PAGE_BYTES, Span};
 use memory::TaskMemory;
 use pages::{Extent, Source};
 
-use crate::bits::Bits;
+use crate::bits::{self, Bits};
 use crate::live::Copied;
 use crate::region::Known;
 use crate::session::lock;
@@ -64,8 +64,8 @@ impl Pending {
     pub fn new(regions: &[(Region, Known)], pid: i32, copied: Arc<Copied>) -> Self {
         let wanted = |(region, _): &(Region, Known)| Wanted {
             region: *region,
-            all: Bits::own(region.len()),
-            open: Bits::own(region.len()),
+            all: bits::none(region.len()),
+            open: bits::none(region.len()),
         };
         Self {
             parts: regions.iter().map(wanted).collect(),
@@ -79,8 +79,8 @@ impl Pending {
     /// Adds pages of a region, whose writers wait from here on.
     pub fn want(&self, (number, pages): Part) {
         let _saved = lock(&self.saved);
-        self.parts[number].all.add(pages.clone());
-        self.parts[number].open.add(pages);
+        self.parts[number].all.insert(pages.clone());
+        self.parts[number].open.insert(pages);
     }
 
     /// Adds pages that may change at any time, as they are now: saves them. It waits for who serves
@@ -97,7 +97,7 @@ impl Pending {
         for (page, contents) in pages.clone().zip(bytes.chunks_exact(page_bytes as usize)) {
             saved.insert((number, page), contents.to_vec());
         }
-        all.add(pages);
+        all.insert(pages);
         Ok(())
     }
 
@@ -110,7 +110,7 @@ impl Pending {
     /// others have to be copied first.
     pub fn save(&self, number: usize, page: u64) -> bool {
         let Wanted { region, open, .. } = &self.parts[number];
-        if self.is_lost() || !open.has(page) {
+        if self.is_lost() || !open.contains(page) {
             return true;
         }
         let mut saved = lock(&self.saved);
@@ -176,7 +176,7 @@ impl Pending {
         for Wanted { region, open, .. } in &self.parts {
             let (whole, cut) = region.numbers_of(span);
             let lost = open.next(whole.start, true) < whole.end;
-            if lost || cut.into_iter().any(|page| open.has(page)) {
+            if lost || cut.into_iter().any(|page| open.contains(page)) {
                 self.lose();
             }
         }

@@ -2,6 +2,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use abi::bits::words_of;
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{Granule, SpaceId};
 use sys::words::Words;
@@ -129,7 +130,7 @@ impl Known {
     pub fn new(region: &Region, words: &Arc<Words>, mut from: usize) -> Self {
         let mut next = |limit: u64| {
             let bits = Bits::new(words.clone(), from, limit);
-            from += Bits::words(limit);
+            from += words_of(limit);
             bits
         };
         let pages = region.len();
@@ -153,7 +154,7 @@ impl Known {
     /// How many words that takes.
     pub fn words(region: &Region) -> usize {
         const SETS_OF_PAGES: usize = 12;
-        SETS_OF_PAGES * Bits::words(region.len()) + Bits::words(Self::parts(region))
+        SETS_OF_PAGES * words_of(region.len()) + words_of(Self::parts(region))
     }
 
     /// How many parts of pages can be given up.
@@ -265,10 +266,10 @@ mod tests {
         };
         let words = Arc::new(Words::own(Known::words(&region)).expect("memory"));
         let known = Known::new(&region, &words, 0);
-        known.installed.add(0..10);
-        known.native.add(10..130);
-        known.removed.add(130..131);
-        known.installed.add(140..150);
+        known.installed.insert(0..10);
+        known.native.insert(10..130);
+        known.removed.insert(130..131);
+        known.installed.insert(140..150);
         assert_eq!((known.next_missing(0), known.next_settled(0)), (131, 0));
         assert_eq!(
             (known.next_missing(135), known.next_settled(135)),

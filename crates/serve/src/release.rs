@@ -100,11 +100,11 @@ impl Session {
         let began = Instant::now();
         let failed = |source| Error::call("unregister", span, self.pid, source);
         self.uffd.unregister(span).map_err(failed)?;
-        known.native.add(range.clone());
+        known.native.insert(range.clone());
         match self.ability {
             Ability::Missing => {}
             // What is written there is found by its contents.
-            Ability::Told => known.suspects.add(range.clone()),
+            Ability::Told => known.suspects.insert(range.clone()),
             Ability::Found => {
                 register(&self.uffd, span, Modes::WP, self.pid)?;
                 // A page that comes without a mark is told as written, which costs a difference a
@@ -127,14 +127,14 @@ impl Session {
             Ok(()) => {
                 let there = self.there(&[span], false)?;
                 for span in there {
-                    known.suspects.add(region.numbers_of(span).0);
+                    known.suspects.insert(region.numbers_of(span).0);
                 }
                 Ok(())
             }
             Err(error) => match Errno::from_io_error(&error) {
                 // Its mappings change: what is written there is found by its contents.
                 Some(Errno::AGAIN) => {
-                    known.suspects.add(range.clone());
+                    known.suspects.insert(range.clone());
                     Ok(())
                 }
                 _ => Err(Error::call("write-protect", span, self.pid, error)),
@@ -223,7 +223,7 @@ fn mappings_of(known: &Known, region: &Region, range: &Range<u64>) -> i64 {
         // At the edge of a region there is one mapping less to be cut.
         None => true,
         Some(page) if page >= region.len() => true,
-        Some(page) => known.native.has(page),
+        Some(page) => known.native.contains(page),
     };
     2 - i64::from(joins(range.start.checked_sub(1))) - i64::from(joins(Some(range.end)))
 }

@@ -7,7 +7,7 @@ use abi::PAGE_BYTES;
 use image::{Reader, SpaceId};
 use sys::words::Words;
 
-use crate::bits::Bits;
+use crate::bits::{self, Bits};
 use crate::session::lock;
 use crate::{Error, Result};
 
@@ -41,7 +41,7 @@ impl Share {
             words,
             file,
             space,
-            filled: Bits::own(pages),
+            filled: bits::none(pages),
             filling: [const { Mutex::new(()) }; PARTS],
         })
     }
@@ -84,7 +84,7 @@ impl Share {
                 word.store(u64::from_ne_bytes(*bytes), Relaxed);
             }
             // The kernel maps them by a call that comes after this.
-            self.filled.add(at..end);
+            self.filled.insert(at..end);
             at = self.filled.next(end, false);
         }
         Ok(())

@@ -80,18 +80,18 @@ impl Session {
             let claimed = known.claimed.ranges();
             let spans = claimed.iter().map(|range| region.span_of(range));
             for span in self.there(&spans.collect::<Vec<_>>(), false)? {
-                known.installed.add(region.numbers_of(span).0);
+                known.installed.insert(region.numbers_of(span).0);
             }
             if self.ability == Ability::Told {
                 // Pages that are not known to be there are not protected again.
                 claimed
                     .iter()
-                    .for_each(|range| known.suspects.add(range.clone()));
+                    .for_each(|range| known.suspects.insert(range.clone()));
             }
             known.claimed.remove(0..region.len());
             if self.ledger.get(Word::Scanning) != 0 {
                 // What was found is not known, and protected again: it is told by its contents.
-                known.unsaved_suspects.add(0..region.len());
+                known.unsaved_suspects.insert(0..region.len());
             }
         }
         self.ledger.set(Word::Scanning, 0);
@@ -101,7 +101,7 @@ impl Session {
         {
             let range = self.ledger.get(Word::ReleasingFrom)..self.ledger.get(Word::ReleasingTo);
             // What came meanwhile may have been written unnoticed.
-            known.suspects.add(range.clone());
+            known.suspects.insert(range.clone());
             self.take_out(number, &range, "remove")?;
         }
         self.ledger.set(Word::Releasing, 0);
@@ -384,14 +384,17 @@ mod tests {
     fn pages_that_came_and_were_not_noted_are_tracked() {
         each(|target, ability| {
             let known = &target.first.regions[0].1;
-            known.claimed.add(10..13);
+            known.claimed.insert(10..13);
             let at = target.span().start.plus(11 * PAGE_BYTES);
             let bytes = 12_u64.to_ne_bytes().repeat(PAGE / 8);
             let protect = ability > Ability::Missing;
             let uffd = &target.first.uffd;
             uffd.copy_as(at, &bytes, true, protect).expect("there");
             let next = target.successor().expect("it goes on");
-            assert!(next.regions[0].1.installed.has(11) && !next.regions[0].1.installed.has(10));
+            assert!(
+                next.regions[0].1.installed.contains(11)
+                    && !next.regions[0].1.installed.contains(10)
+            );
             if protect {
                 target.serve(&next, || target.write(11, 1));
                 assert_eq!(target.diff(&next)[0], 1, "{ability}");

@@ -39,6 +39,7 @@ pub mod mqueue;
 pub mod mutex;
 pub mod namespace;
 pub mod netlink;
+pub mod new_file;
 pub mod nft;
 pub mod numbers;
 pub mod own;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
+use abi::bits::AtomicWords;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
     ftruncate, memfd_create,
@@ -117,6 +118,12 @@ impl Deref for Words {
         // SAFETY: mapped for as long as `self`, aligned, never cut, all zeros at first, and reached
         // by atomics only.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl AtomicWords for Words {
+    fn words(&self) -> &[AtomicU64] {
+        self
     }
 }
 

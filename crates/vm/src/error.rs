@@ -33,7 +33,10 @@ pub enum Error {
     Serve(#[from] serve::Error),
     /// QEMU's process could not be reached into.
     #[error("cannot reach into QEMU")]
-    Process(#[source] Box<process::Error>),
+    Process(#[source] Box<freeze::Error>),
+    /// What QEMU's memory is could not be found out.
+    #[error("cannot reach into QEMU")]
+    Memory(#[source] memory::Error),
     /// A system call of this process failed.
     #[error("{doing}")]
     Kernel {
@@ -83,10 +86,10 @@ pub enum Error {
     },
 }
 
-impl From<process::Error> for Error {
-    fn from(error: process::Error) -> Self {
+impl From<freeze::Error> for Error {
+    fn from(error: freeze::Error) -> Self {
         match error {
-            process::Error::Gone { pid } => Self::Gone(format!("QEMU, process {pid}, has ended")),
+            freeze::Error::Gone { pid } => Self::Gone(format!("QEMU, process {pid}, has ended")),
             error => Self::Process(Box::new(error)),
         }
     }
@@ -108,6 +111,7 @@ impl Error {
             Self::Serve(serve::Error::Gone { .. }) | Self::Gone(_) => Blame::Gone,
             Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => Blame::Store,
             Self::Pages(_)
+            | Self::Memory(_)
             | Self::Serve(_)
             | Self::Monitor { .. }
             | Self::Refused { .. }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
+use abi::bits::Bits;
 use image::PAGE_BYTES;
 
-use crate::bits::Bits;
 use crate::ext4::{FileSystem, Kind, Met, ROOT};
 use crate::{Error, ReadAt, Result};
 

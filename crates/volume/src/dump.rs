@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use abi::Addr;
+use abi::bits::Bits;
 use image::{Compression, Facts, ImageId, PAGE_BYTES, Seal, SpaceId, Writer};
 use pages::{Drain, Drained, Extent};
 use store::Images;
 
 use crate::bad::{self, Bad, BadPages};
-use crate::bits::Bits;
 use crate::device::Volume;
 use crate::ext4::{FileSystem, Replayed, Time};
 use crate::pace::Pace;

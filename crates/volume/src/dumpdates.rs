@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use store::Images;
+use sys::new_file::NewFile;
 
 use crate::device::Volume;
 use crate::ext4::Time;
-use crate::new_file::New;
 use crate::place::Opened;
-use crate::{Error, Result};
+use crate::{Error, FILE_MODE, Result};
 
 const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
@@ -100,13 +100,14 @@ impl Level {
             .map(|line| format!("{line}\n"))
             .collect::<String>();
         new += &format!("{device} {} {} +0000\n", self.level, date(instant.s));
-        let mut file = New::beside(path)?;
+        let file = NewFile::beside(path, FILE_MODE);
+        let mut file = file.map_err(Error::file("make a file for", path))?;
         let facts = std::fs::metadata(path).map_err(Error::file("look at", path))?;
         let written = file.file.write_all(new.as_bytes());
         let written = written.and_then(|()| file.file.set_permissions(facts.permissions()));
         let written = written.and_then(|()| file.file.sync_all());
         written.map_err(Error::file("write", path))?;
-        file.publish()
+        file.publish().map_err(Error::file("make", path))
     }
 
     fn unfit(&self, what: &str) -> Error {

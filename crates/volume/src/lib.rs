@@ -9,7 +9,6 @@
 mod attach;
 mod bad;
 mod beside;
-mod bits;
 mod bytes;
 mod device;
 mod diff;
@@ -24,7 +23,6 @@ mod inside;
 mod metadata;
 mod mount;
 mod mounted;
-mod new_file;
 mod pace;
 mod place;
 mod read_at;
@@ -42,7 +40,6 @@ mod testing;
 pub use attach::{Attached, attach};
 pub use bad::Bad;
 pub use beside::{Beside, UnderWay};
-pub use bits::Bits;
 pub use diff::{Difference, Fate, diff};
 pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
 pub use dumpdates::Level;
@@ -57,3 +54,6 @@ pub use restore::{RestoreOptions, Restored, restore};
 pub use source::IoContext;
 pub use store::Images;
 pub use tape::{ExportOptions, Exported, ImportOptions, Imported, export, export_to_file, import};
+
+/// The permissions of files with a volume's contents, which has secrets.
+const FILE_MODE: u32 = 0o600;

@@ -18,12 +18,12 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use abi::bits::Bits;
 use image::{Facts, PAGE_BYTES, Run, SpaceId, Writer};
 use pages::{Drain, Drained};
 use sys::freeze::Frozen;
 
 use crate::bad::{self, Bad, BadPages};
-use crate::bits::Bits;
 use crate::device::Volume;
 use crate::dump::{
     DumpOptions, Dumped, Parent, Progress, Stops, Wanted, compare, extents, finish, inherit, now,

@@ -14,12 +14,12 @@ use pages::{Extent, Sink, source};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use store::Images;
+use sys::new_file::NewFile;
 
 use crate::device::{is_mounted, refuse_attached};
 use crate::dump::Progress;
-use crate::new_file::New;
 use crate::place::Opened;
-use crate::{Error, Result};
+use crate::{Error, FILE_MODE, Result};
 
 /// How many writes, of two megabytes each at most, are under way at a time past the cache.
 const DEPTH: usize = 8;
@@ -73,11 +73,11 @@ pub fn restore(options: &RestoreOptions, progress: Progress<'_>) -> Result<Resto
         Ok(_) => refuse_attached(path)?,
         Err(_) => {}
     }
-    let new = New::beside(path)?;
+    let new = NewFile::beside(path, FILE_MODE).map_err(Error::file("make a file for", path))?;
     let sized = new.file.set_len(len_bytes);
     sized.map_err(Error::file("make room in", path))?;
     let restored = write(&opened, &new.file, options, progress)?;
-    new.publish()?;
+    new.publish().map_err(Error::file("make", path))?;
     Ok(restored)
 }
 

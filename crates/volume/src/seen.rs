@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use abi::bits::Bits;
 use image::PAGE_BYTES;
 use pages::{Extent, Source};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::bits::Bits;
 use crate::dump::extents;
 use crate::source::Blocks;
 use crate::survey::{Survey, pages_of};

@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use abi::bits::Bits;
 use image::{PAGE_BYTES, SpaceId};
 use pages::source::Queue;
 use pages::{Buffer, Error, Extent, Source};
 use sys::queue::{Done, Piece};
 
 use crate::bad::BadPages;
-use crate::bits::Bits;
 use crate::ext4::Replayed;
 use crate::pace::Pace;
 use crate::read_at::Opened;

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use abi::bits::Bits;
 use image::PAGE_BYTES;
 
-use crate::bits::Bits;
 use crate::ext4::{FileSystem, Layout, Time};
 use crate::tables::{Part, Piece, Pieces, to_ns};
 use crate::{ReadAt, Result, shares};

@@ -180,7 +180,7 @@ impl SaveArgs {
         let companion = volume.as_mut();
         let watch = Watch {
             progress: &progress,
-            companion: companion.map(|volume| volume as &mut dyn process::Companion),
+            companion: companion.map(|volume| volume as &mut dyn image::Companion),
         };
         let saved = vm::qemu::save(&options, process::facts(), watch);
         drop(bar);

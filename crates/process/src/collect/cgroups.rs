@@ -1,12 +1,12 @@
 //! The control groups that the tasks of a tree are in.
 
+use freeze::{Frozen, Task};
 use image::Record;
 use prost::Message as _;
 use resources::Allow;
 use resources::cgroup::{self, Found, Management, Membership, Mode};
 
 use crate::Result;
-use crate::freeze::{Frozen, Task};
 use crate::records::record;
 
 /// The record of the tree's control groups, if they are to be kept and are not this process's own.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 
+use freeze::Frozen;
 use resources::fd::table::{self, Link};
 use resources::fd::{decider, unread};
 
@@ -10,7 +11,6 @@ use super::files::fetch;
 use super::how::How;
 use super::sharing::Sharing;
 use crate::Result;
-use crate::freeze::Frozen;
 use crate::obstacles::Obstacles;
 use crate::records::What;
 

@@ -13,8 +13,6 @@ use sys::proc::Status;
 use sys::ptrace::{Filter, RseqArea};
 use tracee::Saved;
 
-use crate::freeze;
-
 /// The facts of one thread.
 pub(super) struct ThreadFacts<'a> {
     pub allow: &'a Allow,
@@ -159,13 +157,13 @@ impl ThreadFacts<'_> {
         status.is_some_and(|status| status.seccomp != 0)
     }
 
-    fn failed(&self, name: &str, error: crate::Error) -> Error {
+    fn failed(&self, name: &str, error: freeze::Error) -> Error {
         match error {
-            crate::Error::Gone { pid } => Error::Gone {
+            freeze::Error::Gone { pid } => Error::Gone {
                 pid,
                 doing: format!("reading {name}"),
             },
-            crate::Error::Kernel { doing, source } => Error::Kernel { doing, source },
+            freeze::Error::Kernel { doing, source } => Error::Kernel { doing, source },
             other => Error::kernel(other.to_string(), std::io::Error::other("unexpected")),
         }
     }

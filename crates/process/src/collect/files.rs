@@ -17,6 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
 
+use freeze::Task;
 use image::{Record, SpaceId};
 use resources::fd::socket::peek;
 use resources::fd::table::{Grouping, Row};
@@ -31,7 +32,6 @@ use sys::close::Deferred;
 
 use super::how::How;
 use crate::Result;
-use crate::freeze::Task;
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
 use crate::records::FIRST_OBJECT;

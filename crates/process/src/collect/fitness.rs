@@ -19,6 +19,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use freeze::{Frozen, Task};
 use rustix::fs::{CWD, readlinkat};
 use rustix::io::Errno;
 
@@ -26,7 +27,6 @@ use resources::Allow;
 
 use super::sharing;
 use super::vdso::Seen;
-use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
 use crate::records::Tree;
 use crate::{Error, Result};
@@ -198,10 +198,10 @@ fn namespace(folder: BorrowedFd<'_>, path: &str) -> rustix::io::Result<u64> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use freeze::freeze;
     use testkit::program::{Program, Spawned};
 
     use super::*;
-    use crate::freeze::freeze;
 
     #[track_caller]
     fn verdict(program: &Spawned) -> String {

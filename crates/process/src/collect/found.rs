@@ -6,6 +6,9 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 
 use abi::{Addr, Span};
+use freeze::returned::check_returned;
+use freeze::uffd;
+use freeze::{Body, Task};
 use image::Record;
 use prost::Message;
 use resources::map::listing::Listed;
@@ -21,16 +24,14 @@ use tracee::{Batch, Injection, Thread};
 
 use super::auxv::Auxv;
 use super::facts::ThreadFacts;
-use super::memory_view::{self, MemoryView};
+use super::memory_view::MemoryView;
 use super::questions::{Calls, Questions};
 use super::sharing::Sharing;
 use super::untold::Untold;
 use super::{fitness, leader, policies, spaces, stops, thread, vdso};
-use crate::freeze::{Body, Task};
+use crate::Result;
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptors, Node, Place, State, TaskId, What, record, tag};
-use crate::returned::check_returned;
-use crate::{Result, target, uffd};
 
 /// One task, looked at.
 pub(super) struct Found {
@@ -121,7 +122,7 @@ impl Found {
         };
         found.listed = view.mappings(task)?;
         if one.is_listed_anew && view.keeps_registered() {
-            found.listed = memory_view::list(task)?;
+            found.listed = task.smaps()?;
         }
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
@@ -260,7 +261,7 @@ impl Found {
         let injection = self.prepare_injection(threads, memory)?;
         let mut injection = uffd::seen_from(injection, &task.proc, &self.statuses[0])?;
         let run = injection.run(&batches.collect::<Vec<_>>(), || ());
-        run.map_err(|error| target::explain_mapping(self.node.pid, error))?;
+        run.map_err(|error| freeze::explain_mapping(self.node.pid, error))?;
         task.body = Body::Stopped(injection.cure()?);
         Ok(())
     }
@@ -304,7 +305,7 @@ impl Found {
         let mut injection = uffd::seen_from(injection, &task.proc, &self.statuses[0])?;
         // The process does not wait for this, nor this for the process.
         let outcomes = injection.run(&batches, || facts[0].read_ahead());
-        let outcomes = outcomes.map_err(|error| target::explain_mapping(self.node.pid, error))?;
+        let outcomes = outcomes.map_err(|error| freeze::explain_mapping(self.node.pid, error))?;
         stops::see(&mut self.node, &injection.threads()[0])?;
         let asked = facts.iter().zip(&questions).zip(outcomes);
         for (((facts, questions), outcome), id) in asked.zip(&ids) {
@@ -351,7 +352,7 @@ impl Found {
     fn see_lock_future(&mut self, task: &Task, injection: &Injection) -> Result<()> {
         let locks = self.listed.iter().any(|map| map.has(b"lo"));
         if let Some(area) = injection.area().filter(|_| locks) {
-            let now = memory_view::list(task)?;
+            let now = task.smaps()?;
             let fresh = now.iter().find(|map| map.span.contains(area.start));
             self.lock_future = fresh.map_or(0, memory::lock_future);
         }

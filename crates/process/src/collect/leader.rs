@@ -1,11 +1,11 @@
 //! A leader that has ended while other threads of its process run on.
 
+use freeze::{Task, stat_of};
 use image::Record;
 use prost::Message;
 use resources::task::{Facts, leader};
 use sys::proc::Status;
 
-use crate::freeze::{Task, stat_of};
 use crate::records::{TaskId, ThreadState, record, tag};
 use crate::{Error, Result};
 

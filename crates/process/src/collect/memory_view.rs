@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
+use freeze::{Task, parse, read_at};
 use memory::PageMaps;
 use memory::scan::{Area, Found};
-use resources::map::listing::{self, Listed};
+use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use sys::close::CloseQueue;
 use sys::proc::Stat;
 
 use crate::error::invalid;
-use crate::freeze::{Task, read_at};
 use crate::numbering::Numbering;
 use crate::{Error, Result};
 
@@ -46,7 +46,7 @@ pub(crate) struct Fresh(pub Numbering);
 
 impl MemoryView for Fresh {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
-        list(task)
+        Ok(task.smaps()?)
     }
 
     fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
@@ -56,11 +56,6 @@ impl MemoryView for Fresh {
     fn numbering(&mut self) -> &mut Numbering {
         &mut self.0
     }
-}
-
-/// The mappings of a stopped task with their flags.
-pub(crate) fn list(task: &Task) -> Result<Vec<Listed>> {
-    parse(&task.read("smaps")?)
 }
 
 /// The mappings of a tree as they were while it ran.
@@ -183,7 +178,7 @@ impl Prepared {
     pub fn mappings(&self, task: &Task) -> Result<Vec<Listed>> {
         match self.is_as_before(task)? {
             Some(seen) => Ok(seen.listed.clone()),
-            None => list(task),
+            None => Ok(task.smaps()?),
         }
     }
 }
@@ -208,17 +203,12 @@ fn open(pid: i32) -> Result<OwnedFd> {
     opened.map_err(|_| Error::Gone { pid })
 }
 
-pub(crate) fn parse(smaps: &[u8]) -> Result<Vec<Listed>> {
-    let failed = |line| Error::kernel(format!("cannot understand {line:?}"), invalid());
-    listing::parse(smaps).map_err(failed)
-}
-
 #[cfg(test)]
 mod tests {
+    use freeze::freeze;
     use testkit::program::{Program, Spawned};
 
     use super::*;
-    use crate::freeze::freeze;
 
     /// A program that has done all that it ever does.
     fn asleep() -> Spawned {
@@ -251,7 +241,7 @@ mod tests {
                 .all(|(old, now)| old.flags == now.flags);
             is_list_of(&before, &now) && flags
         };
-        assert!(same(list(task).expect("mappings")));
+        assert!(same(task.smaps().expect("mappings")));
         prepared.tasks.get_mut(&pid).expect("seen").start_ticks += 1;
         assert!(prepared.is_as_before(task).expect("a look").is_none());
         assert!(same(prepared.mappings(task).expect("mappings")));

@@ -31,6 +31,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use abi::Span;
+use freeze::Frozen;
+use freeze::returned;
 use image::{Record, Run, SpaceId, SpaceKind, Writer};
 use pages::Extent;
 use prost::Message;
@@ -45,14 +47,13 @@ use resources::map::vdso::Vdso;
 use resources::task::semaphores;
 
 use crate::clocks::TreeClocks;
-use crate::freeze::Frozen;
 use crate::homework::Homework;
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
 use crate::plan;
 use crate::records::{What, record, tag};
 use crate::undo::Undo;
-use crate::{Result, parent, returned};
+use crate::{Result, parent};
 pub(crate) use files::{Contents, Object, fetch};
 use found::{Found, OneTask};
 pub(crate) use how::How;

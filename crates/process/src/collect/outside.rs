@@ -7,6 +7,7 @@
 
 use std::rc::Rc;
 
+use freeze::{Frozen, Task};
 use resources::fd::tty::control;
 use resources::map::listing::Backing;
 use resources::map::memory::Mapping;
@@ -18,7 +19,6 @@ use super::files::{self, Claimed, Described, Files};
 use super::found::{Found, OfTask};
 use super::how::How;
 use super::untold::Untold;
-use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptor, Descriptors, Place};
 use crate::{Error, Result};
@@ -234,13 +234,13 @@ fn place(pid: i32, proc: &Rc<Deferred>, files: &mut Files) -> Result<Place> {
 
 #[cfg(test)]
 mod tests {
+    use freeze::freeze;
     use resources::fd::tcp::newcomers::Newcomers;
     use rustix::thread::CapabilitySet;
     use testkit::program::{Program, Spawned};
 
     use crate::collect::memory_view::Fresh;
     use crate::collect::{How, collect};
-    use crate::freeze::freeze;
     use crate::homework::Homework;
     use crate::{Error, Obstacle};
 

@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 
 use abi::Addr;
+use freeze::Task;
 use resources::map::listing::Listed;
 use resources::map::policy::Policies;
 use resources::script::Script;
-
-use crate::freeze::Task;
 
 /// Asks for the policy of each mapping of which /proc does not say that it is the default one.
 pub(super) fn ask(task: &Task, listed: &[Listed], questions: &mut Script) -> Policies {

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use freeze::Frozen;
 use resources::fd::io_uring;
 use resources::map::listing::Listed as Mapped;
 use resources::script::Script;
@@ -20,7 +21,6 @@ use super::found::Found;
 use super::outside::Listed;
 use super::patience::wait_while;
 use crate::Result;
-use crate::freeze::Frozen;
 use crate::obstacles::Obstacles;
 
 /// Has requests end that will. Those that do not are told of where the rings are described.

@@ -15,11 +15,11 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::mpsc;
 
+use freeze::{Frozen, Task};
 use rustix::io::Errno;
 use rustix::thread::gettid;
 use sys::kcmp::{self, Shared};
 
-use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
 use crate::records::What;
 use crate::{Error, Result};
@@ -241,10 +241,10 @@ fn groups(
 
 #[cfg(test)]
 mod tests {
+    use freeze::freeze;
     use testkit::program::{Program, Spawned};
 
     use super::*;
-    use crate::freeze::freeze;
 
     #[test]
     fn an_equal_pair_is_found_among_many() {

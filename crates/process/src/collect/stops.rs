@@ -29,6 +29,7 @@ pub(super) fn see(node: &mut Node, first: &Thread) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use freeze::freeze;
     use resources::fd::tcp::newcomers::Newcomers;
     use rustix::process::{Pid, Signal, kill_process};
     use testkit::program::Program;
@@ -36,7 +37,6 @@ mod tests {
 
     use crate::collect::memory_view::Fresh;
     use crate::collect::{How, collect};
-    use crate::freeze::freeze;
     use crate::homework::Homework;
     use crate::records::{Node, State, Tree, tag};
 

@@ -1,5 +1,6 @@
 //! A stopped thread: its registers, and how it goes on with the call that it was in.
 
+use freeze::Wait;
 use resources::arch::xstate;
 use resources::task::Facts;
 use resources::task::interrupted::Resume;
@@ -7,7 +8,6 @@ use tracee::Thread;
 
 use super::facts::ThreadFacts;
 use crate::records::ThreadState;
-use crate::waits::Wait;
 use crate::{Error, Result};
 
 /// What the processor knows of a thread, as it is to be restored.

@@ -8,6 +8,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use abi::{Addr, Span};
+use freeze::uffd;
+use freeze::{Body, Task};
 use image::{Record, SpaceId};
 use prost::Message;
 use resources::map::listing::{Backing, Listed};
@@ -17,9 +19,8 @@ use sys::arch::Registers;
 use tracee::{Thread, VdsoCall};
 
 use super::files::{Contents, Object};
-use crate::freeze::{Body, Task};
 use crate::records::record;
-use crate::{Error, Result, uffd};
+use crate::{Error, Result};
 
 /// The vDSO of one task.
 #[derive(Default)]
@@ -185,7 +186,7 @@ fn read_code(pid: i32, memory: &File, span: Span) -> Result<Vec<u8>> {
 /// goes on there, which has the same instructions behind a call.
 ///
 /// # Errors
-/// [`Error::Returning`] for one in another function: it soon is in none.
+/// [`freeze::Error::Returning`] for one in another function: it soon is in none.
 fn finish_call_32(
     thread: &mut Thread,
     (kernel, code): (Span, &[u8]),
@@ -199,11 +200,11 @@ fn finish_call_32(
         let returns = vdso::returns_32(code, at);
         return match returns && own.is_none() {
             true => Ok(()),
-            false => Err(Error::Returning { pid }),
+            false => Err(freeze::Error::Returning { pid }.into()),
         };
     };
     if let Some((span, bytes)) = own {
-        let theirs = vdso::calling_32(bytes).ok_or(Error::Returning { pid })?;
+        let theirs = vdso::calling_32(bytes).ok_or(freeze::Error::Returning { pid })?;
         registers.go_to(span.start.plus(theirs.start + (at - calling.start)));
         thread.redirect(registers);
     }
@@ -214,7 +215,7 @@ fn finish_call_32(
 /// the kernel's data is not carried away. Gives the task's memory where it had to be opened.
 ///
 /// # Errors
-/// [`Error::Returning`] when one cannot leave now and would be nowhere after a restore.
+/// [`freeze::Error::Returning`] when one cannot leave now and would be nowhere after a restore.
 pub(super) fn finish_vdso_calls(
     task: &mut Task,
     (seen, listed): (&Seen, &[Listed]),
@@ -256,7 +257,7 @@ pub(super) fn finish_vdso_calls(
         log::debug!("thread {tid} in the vDSO at {}: {call:?}", registers.at());
         let is_foreign = seen.behind_proxy.is_some();
         if call == VdsoCall::Protected || call == VdsoCall::Unfinished && is_foreign {
-            return Err(Error::Returning { pid });
+            return Err(freeze::Error::Returning { pid }.into());
         }
     }
     Ok(Some(memory))

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::{Addr, Span};
+use freeze::packets;
+use freeze::tracker::is_trusted;
 use image::{ImageId, Reader, SpaceId};
 use rustix::io::Errno;
 use rustix::net::{
@@ -28,8 +30,7 @@ use sys::uffd::{Features, Modes, Uffd};
 
 use self::server::Listening;
 use self::wire::{Said, What};
-use crate::tracker::is_trusted;
-use crate::{Error, Result, packets};
+use crate::{Error, Result};
 
 /// How a restore has pages brought in later.
 #[derive(Clone, Debug, PartialEq, Eq)]

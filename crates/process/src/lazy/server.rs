@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::Builder;
 
+use freeze::packets;
+use freeze::tracker::is_trusted;
 use image::{Blame, Reader, SpaceId, SpaceKind};
 use rustix::net::{SocketFlags, accept_with};
 use serve::lazy::{Hooks, News, Process, Server};
@@ -13,8 +15,7 @@ use sys::uffd::Uffd;
 
 use super::watchdog::{self, Task, Watchdog};
 use super::wire::{Arriving, Said, What};
-use crate::tracker::is_trusted;
-use crate::{Error, Result, packets};
+use crate::{Error, Result};
 
 /// Threads that bring in what nobody has asked for yet.
 const FETCHERS: usize = 2;

@@ -9,13 +9,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use freeze::stat_of;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal, setsid};
 use sys::fork::fork_for_numbers;
 use sys::socket::{self, Along};
 use sys::uffd::Uffd;
-
-use crate::freeze::stat_of;
 
 /// How often it is looked at who is still there.
 const LOOK: Duration = Duration::from_millis(1);

@@ -4,9 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use abi::{Addr, Span};
+use freeze::packets::{invalid, send};
 use prost::Message;
-
-use crate::packets::{invalid, send};
 
 /// Mappings in one message: two numbers of at most 10 bytes each.
 const MAPPINGS_MAX: usize = 2000;
@@ -157,10 +156,10 @@ fn add(all: &mut Vec<Span>, numbers: &[u64]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use freeze::packets::receive;
     use sys::socket;
 
     use super::*;
-    use crate::packets::receive;
 
     fn task() -> Said {
         Said {

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use abi::Span;
+use freeze::Task;
 use memory::PageMaps;
 use memory::live::{Areas, Live};
 use memory::scan::{Area, Found, LARGE_BYTES};
@@ -11,7 +12,6 @@ use resources::map::listing::{Backing, Listed};
 use sys::kcmp::{self, Shared};
 
 use crate::collect::memory_view::{MemoryView, Prepared};
-use crate::freeze::Task;
 use crate::numbering::Numbering;
 use crate::{Error, Result};
 

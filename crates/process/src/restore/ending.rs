@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use freeze::stat_of;
 use rustix::process::{Pid, Signal, child_subreaper, getpid, kill_process, set_child_subreaper};
 use sys::ptrace;
 
 use crate::build::Built;
-use crate::freeze::stat_of;
 
 /// How long the ends of killed tasks are waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ pub(super) fn is_ending(pid: i32) -> bool {
 
 /// Whether a restore makes the process: it comes to life or, where that restore was killed, ends.
 fn is_being_made(pid: i32) -> bool {
-    let maps = crate::freeze::read_proc(pid, "maps").unwrap_or_default();
+    let maps = freeze::read_proc(pid, "maps").unwrap_or_default();
     let area = sys::restore_area::NAME.as_bytes();
     maps.windows(area.len()).any(|name| name == area)
 }

@@ -7,12 +7,12 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use freeze::stat_of;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpgrp, kill_process_group, waitpid};
 use rustix::termios::tcgetpgrp;
 use sys::job::{Told, set_foreground};
 
-use crate::freeze::stat_of;
 use crate::records::Saved;
 use crate::{Error, Result};
 

@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use abi::spans::{Spans, subtract};
 use abi::{Addr, PAGE_BYTES, Span};
+use freeze::read_proc;
 use resources::fd::DescriptionId;
 use resources::fd::io_uring::{self, Callers, IoUring, Work};
 use resources::map::memory::{Mapping, Special};
@@ -12,9 +13,7 @@ use sys::proc::Limit;
 use syscalls::Sysno;
 use tracee::{Call, Submitting};
 
-use crate::collect::memory_view;
 use crate::error::invalid;
-use crate::freeze::read_proc;
 use crate::records::{Saved, SavedTask};
 use crate::{Error, Result};
 
@@ -81,7 +80,7 @@ impl<'a> Threads<'a> {
         let fd = ring.file.and_then(|id| self.number(pid, DescriptionId(id)));
         let missing = || resources::Error::corrupt(format!("memory of {pid}"), "no such ring");
         let fd = u64::from(fd.ok_or_else(missing)?.cast_unsigned());
-        let taken = memory_view::parse(&read_proc(pid, "maps")?)?;
+        let taken = freeze::parse(&read_proc(pid, "maps")?)?;
         let taken = taken.iter().map(|listed| listed.span).chain([ring.span()]);
         let mut taken = taken.collect::<Vec<_>>();
         taken.sort_unstable();

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use abi::Addr;
+use freeze::watchdog::{Target, Watchdog, send};
 use resources::fd::tcp::lock::Leftover;
 use resources::task::attributes::Attribute;
 use resources::task::interrupted::Remake;
@@ -25,7 +26,6 @@ use crate::plan::Staying;
 use crate::pool::{Finish, Pool};
 use crate::processor::{Processor, Rewrite};
 use crate::records::{Saved, SavedTask, SavedThread, State};
-use crate::watchdog::{Target, Watchdog, send};
 use crate::{Afterwards, Error, Result};
 
 /// All threads are parked at the end of their scripts and traced.

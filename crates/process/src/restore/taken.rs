@@ -9,13 +9,13 @@
 
 use std::time::{Duration, Instant};
 
+use freeze::stat_of;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use sys::proc::Stat;
 
 use super::ending::is_ending;
 use crate::error::Holder;
-use crate::freeze::stat_of;
 use crate::{Error, Result};
 
 /// How long is waited for a number whose owners are ending.

@@ -15,13 +15,13 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use abi::spans::Spans;
+use freeze::tracker::{Means, TrackedTask, claim_bits, start_ticks};
 use memory::dirty;
 use memory::scan::{Area, Found};
 use memory::track::Tracked;
 
 use super::{Changes, Mapped, Tracking, all_of};
 use crate::Result;
-use crate::tracker::{Means, TrackedTask, claim_bits, start_ticks};
 
 /// How this kernel tells what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -365,7 +365,6 @@ mod tests {
                 "ledger/tests.rs",
                 "task/interrupted.rs",
                 "arch/stubs.rs",
-                "process/src/refetch.rs",
             ];
             if others.iter().any(|end| path.ends_with(end)) || path.contains("/plan/model") {
                 continue;

@@ -18,9 +18,9 @@ use image::{Granule, ImageId, NewSpace, SpaceId, SpaceKind, Writer};
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use sys::new_file::NewFile;
 
 use super::guest::Guest;
-use super::new_file::NewFile;
 use super::qcow2::{self, Backing};
 use super::qmp::Qmp;
 use super::record::{QemuDisk, QemuDiskFile, QemuDiskOver};

@@ -67,7 +67,7 @@ struct Lazy {
 /// devices. When this returns, faults are answered. From a process that has one thread.
 ///
 /// # Errors
-/// Those of [`process::userfaultfd_of`]; [`Error::Kernel`].
+/// Those of [`freeze::userfaultfd_of`]; [`Error::Kernel`].
 pub(crate) fn leave_server(
     started: &Started,
     memory: &Memory,
@@ -142,7 +142,7 @@ impl Lazy {
             files.push(own);
         }
         regions.sort_by_key(|region| region.at);
-        let uffd = process::userfaultfd_of(pid, false, features)?;
+        let uffd = freeze::userfaultfd_of(pid, false, features)?;
         let process = started.process().try_clone_to_owned();
         let log = File::options().append(true).open(&started.log);
         Ok(Self {

@@ -82,7 +82,7 @@ fn attempt(
     set(guest.qmp, &machine.capabilities)?;
     // From here on QEMU waits for us when it gives memory up, and must not be asked anything before
     // somebody listens.
-    let uffd = process::userfaultfd_of(pid, false, FEATURES)?;
+    let uffd = freeze::userfaultfd_of(pid, false, FEATURES)?;
     let snapshot = Snapshot::new(uffd, &machine.blocks)?;
     let copied = thread::scope(|scope| {
         let _end = End(&snapshot);

@@ -15,7 +15,6 @@ mod lazy;
 mod line;
 mod live;
 mod machine;
-mod new_file;
 mod own_disks;
 mod plugged;
 mod pool;

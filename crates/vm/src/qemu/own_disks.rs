@@ -12,10 +12,10 @@ use image::{Reader, SpaceId};
 use pages::{Extent, sink};
 use rustix::fs::{Timespec, Timestamps};
 use sys::launch::User;
+use sys::new_file::NewFile;
 
 use super::disk_words::Given;
 use super::disks::written_ns;
-use super::new_file::NewFile;
 use super::qcow2::{self, Backing};
 use super::reaper::Reaper;
 use super::record::{QemuDisk, QemuDiskFile, QemuMachine};

@@ -240,8 +240,9 @@ fn wait(line: &OwnedFd) -> Told {
 mod tests {
     use std::fs;
 
+    use sys::new_file::NewFile;
+
     use super::*;
-    use crate::qemu::new_file::NewFile;
 
     /// What a reaper removes that was told of files, and then how it ends.
     fn removed(paths: &[&Path], is_dismissed: bool) -> Vec<bool> {

@@ -1,5 +1,5 @@
 //! What a machine has written since an image: by asynchronous write protection of QEMU's own
-//! mapping, which a tracker keeps between rounds (`process::Tracker`).
+//! mapping, which a tracker keeps between rounds (`freeze::tracker`).
 //!
 //! QEMU makes the userfaultfd for it in one call from outside, and is asked nothing else. A page is
 //! unwritten only if it is protected: what QEMU has given up or not mapped is read, or is a hole of
@@ -9,10 +9,10 @@
 
 use abi::spans::Ranges;
 use abi::{PAGE_BYTES, Span};
+use freeze::tracker::{Client, DEFAULT_TRACK_TIME, Means, TrackedTask};
 use image::ImageId;
 use memory::scan::Area;
 use memory::track;
-use process::{Means, TrackedTask, Tracker};
 use sys::uffd::{Features, Modes, Uffd};
 
 use super::block::Block;
@@ -24,7 +24,7 @@ const FEATURES: Features = Features::WP_ASYNC.union(Features::WP_HUGETLBFS_SHMEM
 /// The tracked memory of a machine.
 #[derive(Debug)]
 pub(crate) struct Tracking {
-    tracker: Tracker,
+    tracker: Client,
     task: TrackedTask,
     /// The blocks, in their order.
     spans: Vec<Span>,
@@ -37,18 +37,18 @@ impl Tracking {
     /// there is none. From a process that has one thread.
     ///
     /// # Errors
-    /// Those of [`process::userfaultfd_of`]; [`Error::Kernel`].
+    /// Those of [`freeze::userfaultfd_of`]; [`Error::Kernel`].
     pub fn start(pid: i32, blocks: &[Block]) -> Result<Self> {
-        let tracker = Tracker::find_or_start(pid)?;
+        let tracker = Client::find_or_start(pid)?;
         if let Some(tracking) = Self::of(tracker, pid, blocks)? {
             return Ok(tracking);
         }
-        let uffd = process::userfaultfd_of(pid, true, FEATURES)?;
+        let uffd = freeze::userfaultfd_of(pid, true, FEATURES)?;
         let spans = blocks.iter().map(Block::span).collect::<Vec<_>>();
         for span in &spans {
             uffd.register(*span, Modes::WP).map_err(cannot)?;
         }
-        let tracker = Tracker::find_or_start(pid)?;
+        let tracker = Client::find_or_start(pid)?;
         Ok(Self {
             tracker,
             task: TrackedTask::new(pid, uffd)?,
@@ -62,13 +62,13 @@ impl Tracking {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn find(pid: i32, blocks: &[Block]) -> Result<Option<Self>> {
-        match Tracker::find(pid)? {
+        match Client::find(pid)? {
             Some(tracker) => Self::of(tracker, pid, blocks),
             None => Ok(None),
         }
     }
 
-    fn of(mut tracker: Tracker, pid: i32, blocks: &[Block]) -> Result<Option<Self>> {
+    fn of(mut tracker: Client, pid: i32, blocks: &[Block]) -> Result<Option<Self>> {
         let spans = blocks.iter().map(Block::span).collect::<Vec<_>>();
         let held = std::mem::take(&mut tracker.tasks).into_iter();
         let is_it = |task: &TrackedTask| {
@@ -82,7 +82,7 @@ impl Tracking {
         let Some(task) = held.into_iter().find(is_it) else {
             return Ok(None);
         };
-        let are_tracked = track::are_tracked(pid, &spans).map_err(process::Error::from)?;
+        let are_tracked = track::are_tracked(pid, &spans).map_err(Error::Memory)?;
         let is_new = tracker.image.is_none() || are_tracked.contains(&false);
         Ok(Some(Self {
             tracker,
@@ -126,7 +126,7 @@ impl Tracking {
             apart: false,
         });
         let areas = areas.collect::<Vec<_>>();
-        let found = track::tracked(self.task.pid, &areas, true).map_err(process::Error::from)?;
+        let found = track::tracked(self.task.pid, &areas, true).map_err(Error::Memory)?;
         let unwritten = found.iter().zip(&self.spans).map(|(found, block)| {
             let number = |at: abi::Addr| (at.0 - block.start.0) / PAGE_BYTES;
             let spans = found.unwritten.iter().filter(|_| found.is_tracked);
@@ -140,8 +140,7 @@ impl Tracking {
     /// Notes that an image has all that was written before [`Tracking::take`].
     pub fn end(self, image: ImageId) {
         // Without a tracker the next round reads everything.
-        let idle = process::options::DEFAULT_TRACK_TIME;
-        if let Err(error) = self.tracker.end(image, idle) {
+        if let Err(error) = self.tracker.end(image, DEFAULT_TRACK_TIME) {
             log::warn!("{error}");
         }
     }

@@ -1,7 +1,6 @@
 //! Who watches a save, and what is saved with the machine, of the same instant.
 
-use image::Writer;
-use process::{Companion, CompanionError};
+use image::{Companion, CompanionError, Writer};
 
 use super::save::Progress;
 use crate::{Error, Result};

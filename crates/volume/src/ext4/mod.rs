@@ -27,10 +27,10 @@ pub use inode::{Inode, Kind, Time};
 pub use journal::{Patches, Replayed};
 pub use superblock::Superblock;
 
+use abi::bits::Bits;
 use checksum::crc32c;
 use groups::{Group, Groups, base_blocks, table_blocks};
 
-use crate::bits::Bits;
 use crate::{Error, ReadAt, Result};
 
 /// The inode of the root directory.

@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use store::Images;
+use sys::new_file::NewFile;
 
 use super::attributes::{self, BLOCK_MAX_BYTES};
 use super::folder::{self, FOLDER_MAX_BYTES, Named};
@@ -14,10 +15,9 @@ use crate::bytes::Bytes;
 use crate::dump::Progress;
 use crate::ext4::{FileSystem, Inode, Kind, ROOT, Stored, Time};
 use crate::extract::LeftOut;
-use crate::new_file::New;
 use crate::place::Opened;
 use crate::read_at::InImage;
-use crate::{Error, Result};
+use crate::{Error, FILE_MODE, Result};
 
 /// Flags that chattr(1) sees: the others are the file system's.
 const FLAGS_SEEN: u32 = 0x705b_dfff;
@@ -112,11 +112,12 @@ pub fn export_to_file(
         let mut file = file.map_err(Error::file("open", path))?;
         return export(options, &mut file, path, progress);
     }
-    let mut new = New::beside(path)?;
+    let new = NewFile::beside(path, FILE_MODE);
+    let mut new = new.map_err(Error::file("make a file for", path))?;
     let exported = export(options, &mut new.file, path, progress)?;
     let synced = new.file.sync_all();
     synced.map_err(Error::file("write", path))?;
-    new.publish()?;
+    new.publish().map_err(Error::file("make", path))?;
     Ok(exported)
 }
 

@@ -14,7 +14,7 @@ const PAGE: Page = Page {
     part: "the list of records",
 };
 /// The crates that declare records.
-const CRATES: &[&str] = &["process", "resources", "vm", "volume"];
+const CRATES: &[&str] = &["freeze", "process", "resources", "vm", "volume"];
 
 /// A record's number: a constant `TAG`, or one in a file `tags.rs` or a module `tag`.
 #[derive(Debug, PartialEq, Eq)]

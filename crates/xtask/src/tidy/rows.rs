@@ -11,7 +11,7 @@ const ROWS: &[&[&str]] = &[
     &["blob", "image"],
     &["tracee", "pages"],
     &["memory", "resources"],
-    &["serve"],
+    &["freeze", "serve"],
     &["process", "volume"],
     &["vm"],
     &["cli"],

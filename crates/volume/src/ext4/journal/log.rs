@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 
+use abi::bits::Bits;
 use crc::{CRC_32_MPEG_2, Crc};
 
-use crate::bits::Bits;
 use crate::ext4::checksum::crc32c;
 use crate::ext4::{FileSystem, Mapped};
 use crate::{Error, ReadAt, Result};

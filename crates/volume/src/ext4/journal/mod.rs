@@ -5,10 +5,11 @@ mod replay;
 #[cfg(test)]
 mod tests;
 
+use abi::bits::Bits;
+
 use super::features::incompat;
 use super::raw::u32_at;
 use super::{FileSystem, Met};
-use crate::bits::Bits;
 use crate::{Error, ReadAt, Result};
 
 pub use replay::{Patches, Replayed};

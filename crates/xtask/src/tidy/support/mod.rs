@@ -23,7 +23,11 @@ const PAGE: Page = Page {
     part: "the list of what is kept",
 };
 /// The crates that refuse.
-const CRATES: &[&str] = &["crates/resources/src", "crates/process/src"];
+const CRATES: &[&str] = &[
+    "crates/resources/src",
+    "crates/freeze/src",
+    "crates/process/src",
+];
 /// Checks that every kind tells what is kept and refused, that the words are those of the code, and
 /// that the page has it. `files` are the source tree's.
 ///

@@ -19,14 +19,21 @@ const SECTIONS: &[(&str, &[&str])] = &[
             "crates/process/src/collect/vdso.rs",
         ],
     ),
-    ("The tree", &["crates/resources/src", "crates/process/src"]),
+    (
+        "The tree",
+        &[
+            "crates/resources/src",
+            "crates/freeze/src",
+            "crates/process/src",
+        ],
+    ),
     (
         "Trees that run on while they are saved",
         &[
+            "crates/freeze/src/uffd.rs",
             "crates/process/src/error.rs",
             "crates/process/src/live.rs",
             "crates/process/src/track",
-            "crates/process/src/uffd.rs",
         ],
     ),
 ];

@@ -11,7 +11,7 @@ use sys::socket::{self, Along};
 const LONGEST_BYTES: usize = 64 << 10;
 
 /// The error for what the other side must not say.
-pub(crate) fn invalid(what: &str) -> io::Error {
+pub fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
@@ -19,11 +19,7 @@ pub(crate) fn invalid(what: &str) -> io::Error {
 ///
 /// # Errors
 /// Those of sendmsg(2), and where the message is cut.
-pub(crate) fn send(
-    socket: impl AsFd,
-    said: &impl Message,
-    rights: &[BorrowedFd<'_>],
-) -> io::Result<()> {
+pub fn send(socket: impl AsFd, said: &impl Message, rights: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = said.encode_to_vec();
     let along = Along {
         rights,
@@ -43,9 +39,7 @@ pub(crate) fn send(
 ///
 /// # Errors
 /// Those of recvmsg(2), and for what is no message.
-pub(crate) fn receive<M: Message + Default>(
-    socket: impl AsFd,
-) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+pub fn receive<M: Message + Default>(socket: impl AsFd) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     let mut buffer = vec![0; LONGEST_BYTES];
     let received = loop {
         match socket::receive(&socket, &mut buffer, 0) {

@@ -3,8 +3,7 @@
 mod left;
 mod limit;
 
-pub use limit::DEFAULT_TIMEOUT;
-pub(crate) use limit::Limit;
+pub use limit::{DEFAULT_TIMEOUT, Limit};
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -34,21 +33,29 @@ pub struct Frozen {
     /// How long it took until all were stopped.
     pub freezing: Duration,
     /// How long that may go on.
-    pub(crate) limit: Limit,
+    pub limit: Limit,
     /// Ends waits for tasks that do not do as they are told.
     ticker: Option<Ticker>,
     /// Ends this process where it does not get on itself: that alone lets the tree go then.
     deadline: Option<Deadline>,
     /// Sees to what this process would leave in the tasks if it was killed, until they go on.
-    pub(crate) guard: Option<Box<dyn Guard>>,
+    pub guard: Option<Box<dyn Guard>>,
 }
 
 /// A resource that lives as long as a tree is stopped.
-pub(crate) trait Guard: Debug {}
+pub trait Guard: Debug {}
 
 impl Frozen {
+    /// Lets the tree go on.
+    ///
+    /// # Errors
+    /// [`Error::Tracee`] when a thread has ended.
+    pub fn release(self) -> Result<()> {
+        self.tasks.into_iter().try_for_each(Task::release)
+    }
+
     /// Lets the stop take as long as it may: the tasks stay as they are from here on.
-    pub(crate) fn take_time(&mut self) {
+    pub fn take_time(&mut self) {
         self.limit.lift();
         self.ticker = None;
         self.deadline = None;
@@ -67,7 +74,7 @@ pub struct Task {
     /// /proc/PID; where its leader has ended, /proc/TID of its first living thread.
     pub proc: Rc<Deferred>,
     /// Files of it that were read.
-    pub(crate) close_queue: Rc<CloseQueue>,
+    pub close_queue: Rc<CloseQueue>,
     /// The wait status with which its leader has ended while other threads run on. The first of
     /// these is asked for what the process has, then ([`sys::asked`]).
     pub leader_end: Option<i32>,
@@ -133,7 +140,7 @@ impl Task {
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
-    pub(crate) fn numbers(&self, name: &str) -> Result<Vec<i32>> {
+    pub fn numbers(&self, name: &str) -> Result<Vec<i32>> {
         let pid = self.pid;
         let failed = |errno: Errno| match errno {
             Errno::NOENT | Errno::SRCH => Error::Gone { pid },
@@ -156,7 +163,7 @@ impl Task {
     ///
     /// # Errors
     /// [`Error::Tracee`] when a thread has ended.
-    pub(crate) fn release(mut self) -> Result<()> {
+    pub fn release(mut self) -> Result<()> {
         let body = std::mem::replace(&mut self.body, Body::Ended);
         let Body::Stopped(threads) = body else {
             return Ok(());
@@ -174,7 +181,7 @@ impl Task {
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
-    pub(crate) fn status(&self) -> Result<Status> {
+    pub fn status(&self) -> Result<Status> {
         let doing = || format!("cannot understand /proc/{}/status", self.pid);
         let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
         let status = Status::parse(&self.read("status")?);
@@ -187,7 +194,7 @@ impl Task {
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
-    pub(crate) fn stat(&self) -> Result<(Stat, &[u8])> {
+    pub fn stat(&self) -> Result<(Stat, &[u8])> {
         if self.stat.get().is_none() {
             let text = self.read("stat")?;
             self.stat.get_or_init(|| text);
@@ -218,7 +225,7 @@ fn open(pid: i32) -> Result<OwnedFd> {
 }
 
 /// Reads a file of the /proc directory of process `pid`; `close_queue` closes it.
-pub(crate) fn read_at(
+pub fn read_at(
     dir: BorrowedFd<'_>,
     pid: i32,
     name: &str,
@@ -248,7 +255,7 @@ pub(crate) fn read_at(
 }
 
 /// Reads a file of the /proc directory of a process that may end, by the thread that is asked.
-pub(crate) fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
+pub fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let asked = sys::asked::tid(pid);
     let opened = openat(CWD, format!("/proc/{asked}"), flags, Mode::empty());
@@ -293,7 +300,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         clocks: Clocks::default(),
         close_queue: close_queue.clone(),
     };
-    crate::alone::be_exact();
+    limit::be_exact();
     // Also without a deadline: a leader that ends is not told of.
     let ticker = Ticker::start(Duration::from_millis(50), timeout)
         .map_err(|e| Error::kernel("cannot start a timer", e))?;
@@ -555,7 +562,7 @@ fn gone(pid: i32, error: tracee::Error) -> Error {
 }
 
 /// /proc/PID/stat of a process; none when it is gone.
-pub(crate) fn stat_of(pid: i32) -> Option<Stat> {
+pub fn stat_of(pid: i32) -> Option<Stat> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     Stat::parse(&stat).ok()
 }

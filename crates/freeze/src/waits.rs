@@ -106,7 +106,7 @@ impl Wait {
 }
 
 /// Reads 16 bytes of a process's memory.
-pub(crate) fn memory(pid: i32, at: u64) -> Option<[u8; 16]> {
+pub fn memory(pid: i32, at: u64) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let read = sys::vm::read_exact(pid, Addr(at), &mut bytes);
     read.ok().map(|()| bytes)

@@ -1,7 +1,9 @@
 //! How long a tree may be stopped.
 
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use rustix::thread::set_current_timer_slack;
 use sys::tick::Deadline;
 
 use crate::{Error, Result};
@@ -18,9 +20,15 @@ pub(super) fn outlasted(timeout: Duration) -> Result<Deadline> {
     deadline.map_err(|e| Error::kernel("cannot start a timer", e))
 }
 
+/// Has this thread's timers be exact: what tasks are waited for takes microseconds, and the kernel
+/// may add 50 where that is allowed.
+pub(super) fn be_exact() {
+    let _ = set_current_timer_slack(NonZeroU64::new(1));
+}
+
 /// How long a tree may be stopped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
+pub struct Limit {
     since: Instant,
     pub(super) deadline: Option<Instant>,
 }

@@ -32,7 +32,7 @@ struct Fetched {
 ///
 /// # Errors
 /// [`crate::Error::Tracee`].
-pub(crate) fn fetch_again(
+pub fn fetch_again(
     threads: &mut [Thread],
     read: impl Fn(i32, &str) -> Option<Vec<u8>>,
 ) -> Result<()> {

@@ -3,8 +3,8 @@
 //! - What: what cannot be stopped
 //! - Refused: "stillframe itself"; "a tree with stillframe itself (pid …)"; "a kernel thread (…)";
 //!   "its tracer, pid … (…)" (gdb, strace: detach it); "a process that can map no memory to read
-//!   and write: its personality makes that executable (`READ_IMPLIES_EXEC`), which it has forbidden
-//!   (`PR_SET_MDWE`),".
+//!   and write: its personality makes that executable (READ_IMPLIES_EXEC), which it has forbidden
+//!   (PR_SET_MDWE)".
 //! - CRIU 4.2: cannot seize a kernel thread or a traced task either; of itself not known.
 
 use std::ffi::CStr;
@@ -18,7 +18,7 @@ use sys::proc::{Stat, Status};
 use crate::{Error, Result};
 
 /// The name of a process that removes what a killed dump has left, and traces it for a moment.
-pub(crate) const REMOVER: &CStr = c"stillframe-rm";
+pub const REMOVER: &CStr = c"stillframe-rm";
 
 /// The kernel's mark of its own threads (`PF_KTHREAD`).
 const KERNEL_THREAD: u32 = libc::PF_KTHREAD as u32;
@@ -27,7 +27,7 @@ const KERNEL_THREAD: u32 = libc::PF_KTHREAD as u32;
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`] for this process.
-pub(crate) fn check(root: i32) -> Result<()> {
+pub fn check(root: i32) -> Result<()> {
     if std::process::id().cast_signed() == root {
         let what = "stillframe itself".to_owned();
         return Err(resources::Error::unsupported(root, what).into());
@@ -39,7 +39,7 @@ pub(crate) fn check(root: i32) -> Result<()> {
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`].
-pub(crate) fn check_thawed(root: i32) -> Result<()> {
+pub fn check_thawed(root: i32) -> Result<()> {
     let close_queue = CloseQueue::default();
     // What is not there is told by who looks for it.
     if let Some(text) = text(&format!("/proc/{root}/cgroup"), &close_queue) {
@@ -53,7 +53,7 @@ pub(crate) fn check_thawed(root: i32) -> Result<()> {
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`].
-pub(crate) fn check_children(root: i32, stat: &Stat, close_queue: &CloseQueue) -> Result<()> {
+pub fn check_children(root: i32, stat: &Stat, close_queue: &CloseQueue) -> Result<()> {
     if !is_ancestor((root, stat), close_queue) {
         return Ok(());
     }
@@ -94,7 +94,7 @@ fn text(path: &str, close_queue: &CloseQueue) -> Option<Vec<u8>> {
 
 /// Says more of a process that may not be traced: that it is the kernel's, or who traces it
 /// already.
-pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
+pub fn explain(pid: i32, error: tracee::Error) -> Error {
     let refused = matches!(&error, tracee::Error::Kernel { source, .. }
         if source.kind() == io::ErrorKind::PermissionDenied);
     let found = refused.then(|| stat(pid, &CloseQueue::default())).flatten();
@@ -116,7 +116,7 @@ pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
 }
 
 /// Says more of a process in which no memory can be mapped.
-pub(crate) fn explain_mapping(pid: i32, error: tracee::Error) -> Error {
+pub fn explain_mapping(pid: i32, error: tracee::Error) -> Error {
     const READ_IMPLIES_EXEC: u32 = 0x0040_0000;
     let is_denied = matches!(&error, tracee::Error::Kernel { source, .. }
         if source.kind() == io::ErrorKind::PermissionDenied);
@@ -145,7 +145,7 @@ mod tests {
     use testkit::program::Program;
 
     use super::*;
-    use crate::freeze::freeze;
+    use crate::freeze;
 
     #[test]
     fn a_tree_with_this_process_is_named() {

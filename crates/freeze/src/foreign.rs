@@ -7,9 +7,8 @@ use rustix::process::Pid;
 use sys::realtime::Realtime;
 use sys::uffd::{Features, Uffd};
 
-use crate::end::go_on;
-use crate::stopping::freeze_and;
-use crate::{Error, Result, returned, track, uffd};
+use crate::returned::{self, freeze_and};
+use crate::{Error, Result, uffd};
 
 /// How long the process may take until all of its threads have stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,11 +27,11 @@ pub fn userfaultfd_of(pid: i32, user_mode_only: bool, features: Features) -> Res
     let realtime = Realtime::new();
     let (frozen, uffd) = freeze_and(root, Some(PATIENCE), |frozen| {
         let task = &mut frozen.tasks[0];
-        let listed = track::list(task)?;
+        let listed = task.maps()?;
         returned::check_returned(task, &listed)?;
         uffd::userfaultfd(task, &listed, user_mode_only, features)
     })?;
-    go_on(frozen, None)?;
+    frozen.release()?;
     drop(realtime);
     Ok(uffd)
 }

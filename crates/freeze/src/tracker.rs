@@ -30,12 +30,16 @@ use rustix::net::{
 use sys::listener::{Failure, listen_at};
 use sys::uffd::Uffd;
 
-pub(crate) use self::trust::{is_trusted, start_ticks};
+pub use self::trust::{is_trusted, start_ticks};
 use self::wire::{Said, What};
 use crate::{Error, Result, packets, runtime};
 
 /// How long a client waits for a tracker to answer: it may be talking to another one.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long writes are tracked after a round when nobody comes for the next one and nobody says
+/// otherwise.
+pub const DEFAULT_TRACK_TIME: Duration = Duration::from_secs(3600);
 
 /// A task whose memory is tracked, as a round knows it.
 #[derive(Debug)]
@@ -266,7 +270,7 @@ fn is_hung_up(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// [`Error::Kernel`].
-pub(crate) fn claim_bits(pid: i32, start_ticks: u64) -> Result<Option<OwnedFd>> {
+pub fn claim_bits(pid: i32, start_ticks: u64) -> Result<Option<OwnedFd>> {
     let failed = |error: io::Error| {
         let doing = format!("cannot claim the soft-dirty bits of pid {pid}");
         Error::kernel(doing, error)

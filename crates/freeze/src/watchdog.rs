@@ -14,19 +14,19 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, setsid, waitpid};
 use sys::fork::fork_for;
 
-use crate::freeze::stat_of;
-use crate::{Error, Result};
+use crate::{Error, Result, stat_of};
 
 /// A waiting child process. Dropped, it does what it would do if this process ended.
 #[derive(Debug)]
-pub(crate) struct Watchdog {
+pub struct Watchdog {
     child: Pid,
     pipe: Option<OwnedFd>,
 }
 
 /// A task that a watchdog sends signals to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub struct Target {
+    /// Its pid.
     pub pid: i32,
     /// When it was started, which tells it from a later one with its pid.
     pub start_ticks: u64,
@@ -181,7 +181,7 @@ fn next(pipe: &OwnedFd) -> Option<u64> {
 }
 
 /// Sends a signal to those tasks that are still there.
-pub(crate) fn send<'a>(targets: impl IntoIterator<Item = &'a Target>, signal: Signal) {
+pub fn send<'a>(targets: impl IntoIterator<Item = &'a Target>, signal: Signal) {
     for target in targets {
         let is_it = stat_of(target.pid).is_some_and(|stat| stat.start_ticks == target.start_ticks);
         if let (true, Some(pid)) = (is_it, Pid::from_raw(target.pid)) {
@@ -191,7 +191,7 @@ pub(crate) fn send<'a>(targets: impl IntoIterator<Item = &'a Target>, signal: Si
 }
 
 /// Has those tasks go on that were stopped by us and by nobody before.
-pub(crate) fn send_on(targets: &[Target]) {
+pub fn send_on(targets: &[Target]) {
     send(
         targets.iter().filter(|target| !target.stopped),
         Signal::CONT,

@@ -20,8 +20,7 @@ use sys::proc::Status;
 use sys::uffd::{Features, Uffd};
 use tracee::Injection;
 
-use crate::freeze::{Body, Task};
-use crate::{Error, Result, target};
+use crate::{Body, Error, Result, Task, target};
 
 /// Creates a userfaultfd for the memory of a stopped task and brings it here; the task keeps
 /// nothing of it. See [`tracee::userfaultfd`] about `user_mode_only`; a task that may not make
@@ -32,7 +31,7 @@ use crate::{Error, Result, target};
 /// # Errors
 /// [`resources::Error::Unsupported`] naming what keeps the task from making one;
 /// [`Error::Tracee`]. The task goes on then, and the tree must be let go.
-pub(crate) fn userfaultfd(
+pub fn userfaultfd(
     task: &mut Task,
     listed: &[Listed],
     user_mode_only: bool,
@@ -69,11 +68,7 @@ pub(crate) fn userfaultfd(
 
 /// Has an injection into a process work that does not see this one, whose /proc directory and
 /// status these are: where it is in a namespace of pids below.
-pub(crate) fn seen_from(
-    injection: Injection,
-    proc: &impl AsFd,
-    status: &Status,
-) -> Result<Injection> {
+pub fn seen_from(injection: Injection, proc: &impl AsFd, status: &Status) -> Result<Injection> {
     if status.ns_tids.len() < 2 {
         return Ok(injection);
     }
@@ -95,7 +90,7 @@ pub(crate) fn seen_from(
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`] where that is not allowed; [`Error::Kernel`].
-pub(crate) fn suspend_filters(tid: i32, status: &Status) -> Result<()> {
+pub fn suspend_filters(tid: i32, status: &Status) -> Result<()> {
     use rustix::io::Errno;
     if status.seccomp == 0 {
         return Ok(());
@@ -142,7 +137,7 @@ fn refusal(pid: i32, error: tracee::Error) -> Error {
 }
 
 /// The executable mappings from which calls can be made, the vDSO first.
-pub(crate) fn executable(listed: &[Listed]) -> Vec<Span> {
+pub fn executable(listed: &[Listed]) -> Vec<Span> {
     let code = |listed: &&Listed| listed.prot & 4 != 0 && !listed.shared;
     let (mut vdso, rest): (Vec<_>, Vec<_>) = listed
         .iter()
@@ -154,7 +149,7 @@ pub(crate) fn executable(listed: &[Listed]) -> Vec<Span> {
 
 /// The mapping of a program's or library's code whose end is none: what its file holds behind the
 /// code came along because pages are mapped whole.
-pub(crate) fn with_dead_end(memory: &File, listed: &[Listed]) -> Option<Span> {
+pub fn with_dead_end(memory: &File, listed: &[Listed]) -> Option<Span> {
     let ends_dead = |code: &&Listed| {
         let same = |other: &&Listed| (other.dev, other.ino) == (code.dev, code.ino);
         let first = listed.iter().find(|other| other.offset == 0 && same(other));
@@ -176,7 +171,7 @@ pub(crate) fn with_dead_end(memory: &File, listed: &[Listed]) -> Option<Span> {
 }
 
 /// Opens /proc/PID/mem for reading and writing.
-pub(crate) fn open_memory(task: &Task) -> Result<File> {
+pub fn open_memory(task: &Task) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let file = openat(&task.proc, "mem", flags, Mode::empty());
     let doing = || format!("cannot open /proc/{}/mem", task.pid);
@@ -192,7 +187,7 @@ mod tests {
     use testkit::wait::{SOON, wait_until};
 
     use super::*;
-    use crate::freeze::freeze;
+    use crate::freeze;
 
     fn descriptors(pid: i32) -> usize {
         let entries = std::fs::read_dir(format!("/proc/{pid}/fd"));

@@ -4,20 +4,19 @@ use std::time::{Duration, Instant};
 
 use abi::Span;
 use resources::map::listing::{Backing, Listed};
+use rustix::process::Pid;
 use tracee::{Injection, Left};
 
-use crate::collect::memory_view;
-use crate::freeze::{Body, Frozen, Guard, Task, freeze, stat_of};
 use crate::target::REMOVER;
 use crate::uffd::{executable, open_memory, suspend_filters};
 use crate::watchdog::{Target, Watchdog};
-use crate::{Error, Result};
+use crate::{Body, Error, Frozen, Guard, Result, Task, freeze, stat_of};
 
 /// Checks that no thread runs what a dump left that was killed, and that nothing of it is there.
 ///
 /// # Errors
 /// [`Error::Returning`]; [`Error::LeftArea`] for memory that [`remove`] takes out.
-pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
+pub fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
     let ours = listed.iter().filter(|map| {
         let blob = map.backing() == Backing::Anonymous && map.prot & 4 != 0;
         blob || map.backing() == Backing::Vdso
@@ -52,11 +51,67 @@ fn left_areas(pid: i32, listed: &[Listed]) -> Result<Vec<Left>> {
 ///
 /// # Errors
 /// Those of [`freeze`] and [`check_returned`]; [`Error::Tracee`].
-pub(crate) fn remove(pid: i32, timeout: Option<Duration>) -> Result<()> {
+pub fn remove(pid: i32, timeout: Option<Duration>) -> Result<()> {
     let mut frozen = freeze(pid, timeout)?;
     let removed = remove_of(&mut frozen.tasks[0]);
-    let gone_on = crate::end::go_on(frozen, None);
-    removed.and(gone_on.map(drop))
+    removed.and(frozen.release())
+}
+
+/// An error of work on a stopped tree.
+pub trait WorkError: From<Error> {
+    /// What is wrong with the stop, where it is about that.
+    fn stop(&self) -> Option<&Error>;
+}
+
+impl WorkError for Error {
+    fn stop(&self) -> Option<&Error> {
+        Some(self)
+    }
+}
+
+/// Stops the tree under `root` and has `look` look at it.
+///
+/// # Errors
+/// Those of [`freeze`] and of `look`; the tree goes on then.
+pub fn freeze_and<T, E: WorkError>(
+    root: Pid,
+    timeout: Option<Duration>,
+    mut look: impl FnMut(&mut Frozen) -> Result<T, E>,
+) -> Result<(Frozen, T), E> {
+    patiently(timeout, || {
+        let mut frozen = freeze(root.as_raw_nonzero().get(), timeout)?;
+        let found = look(&mut frozen)?;
+        Ok((frozen, found))
+    })
+}
+
+/// Tries again while threads are still on their way back from a dump that was cut short, or out of
+/// a function of the vDSO. Memory that such a dump has left is removed.
+///
+/// # Errors
+/// Those of `work` and of removing what is left.
+pub fn patiently<T, E: WorkError>(
+    timeout: Option<Duration>,
+    mut work: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let mut begun = None;
+    loop {
+        let mut tried = work();
+        let stopped = tried.as_ref().err().and_then(WorkError::stop);
+        if let Some(&Error::LeftArea { pid }) = stopped {
+            match remove(pid, timeout) {
+                Ok(()) => continue,
+                Err(error) => tried = Err(error.into()),
+            }
+        }
+        let stopped = tried.as_ref().err().and_then(WorkError::stop);
+        let is_returning = matches!(stopped, Some(Error::Returning { .. }));
+        if !is_returning || begun.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+            return tried;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A process that removes what this one would leave if it was killed.
@@ -73,7 +128,7 @@ impl Drop for Watch {
 
 /// Posts a process that removes what this one would leave in tasks of several threads if it was
 /// killed. Where that cannot be, whoever stops them next does so.
-pub(crate) fn watch(frozen: &mut Frozen) {
+pub fn watch(frozen: &mut Frozen) {
     let several = frozen.tasks.iter().filter(|task| task.threads().len() > 1);
     let pids = several.map(|task| task.pid).collect::<Vec<_>>();
     if pids.is_empty() || frozen.guard.is_some() {
@@ -108,7 +163,7 @@ fn remove_all(targets: &[Target]) {
 
 fn remove_of(task: &mut Task) -> Result<()> {
     let pid = task.pid;
-    let listed = memory_view::list(task)?;
+    let listed = task.smaps()?;
     match check_returned(task, &listed) {
         Err(Error::LeftArea { .. }) => {}
         done => return done,

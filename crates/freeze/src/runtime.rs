@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 ///
 /// # Errors
 /// `PermissionDenied` where it is another user's, or others can write to it; those of mkdir(2).
-pub(crate) fn folder() -> Result<PathBuf> {
+pub fn folder() -> Result<PathBuf> {
     let folder = place(rustix::process::geteuid().as_raw());
     make(&folder)?;
     Ok(folder)
@@ -52,7 +52,7 @@ fn make(folder: &Path) -> Result<()> {
 ///
 /// # Errors
 /// Those of open(2) and flock(2).
-pub(crate) fn lock(folder: &Path) -> Result<File> {
+pub fn lock(folder: &Path) -> Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let locked = rustix::fs::open(folder, flags, Mode::empty())?;
     flock(&locked, FlockOperation::LockExclusive)?;
