@@ -80,7 +80,7 @@ impl Bits {
         }
     }
 
-    /// Whether a number is in the set.
+    /// True if the set has the number.
     #[must_use]
     pub fn contains(&self, number: u64) -> bool {
         let words = self.0.get(&(number / PIECE));
@@ -178,7 +178,7 @@ impl<W: AtomicWords> AtomicBits<W> {
         &self.own()[(number / 64) as usize]
     }
 
-    /// Whether `number` is in the set.
+    /// True if the set has the number.
     pub fn contains(&self, number: u64) -> bool {
         let word = self.word(number).load(Acquire);
         word >> (number % 64) & 1 == 1
@@ -214,7 +214,7 @@ impl<W: AtomicWords> AtomicBits<W> {
             let word = &self.own()[number];
             let taken = word.fetch_or(mask, AcqRel) & mask;
             if taken != 0 {
-                // What was added behind the first that is taken is nobody's.
+                // Numbers behind the first one that was taken go back.
                 let first = taken.trailing_zeros();
                 let behind = mask & !taken & u64::MAX << first;
                 word.fetch_and(!behind, AcqRel);

@@ -7,7 +7,7 @@ use image::Blame;
 /// An error of this crate's functions.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What the target is or uses.
+    /// The target is or uses something that is not supported.
     #[error(transparent)]
     Resource(#[from] resources::Error),
     /// A stopped thread did not do as it should.
@@ -16,7 +16,7 @@ pub enum Error {
     /// A system call of this process failed.
     #[error("{doing}")]
     Kernel {
-        /// What was tried, on which object.
+        /// The attempt and its object.
         doing: String,
         /// The errno.
         #[source]

@@ -1,4 +1,4 @@
-//! What a stopped task has mapped.
+//! The mappings of a stopped task.
 
 use std::io;
 

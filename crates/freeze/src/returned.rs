@@ -59,7 +59,7 @@ pub fn remove(pid: i32, timeout: Option<Duration>) -> Result<()> {
 
 /// An error of work on a stopped tree.
 pub trait WorkError: From<Error> {
-    /// What is wrong with the stop, where it is about that.
+    /// The error of the stop, where the stop has failed and not the work.
     fn stop(&self) -> Option<&Error>;
 }
 

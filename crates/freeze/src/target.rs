@@ -95,8 +95,7 @@ fn text(path: &str, close_queue: &CloseQueue) -> Option<Vec<u8>> {
 /// Says more of a process that may not be traced: that it is the kernel's, or who traces it
 /// already.
 pub fn explain(pid: i32, error: tracee::Error) -> Error {
-    let refused = matches!(&error, tracee::Error::Kernel { source, .. }
-        if source.kind() == io::ErrorKind::PermissionDenied);
+    let refused = is_denied(&error);
     let found = refused.then(|| stat(pid, &CloseQueue::default())).flatten();
     if let Some(found) = found.filter(|found| found.flags & KERNEL_THREAD != 0) {
         let name = String::from_utf8_lossy(&found.comm).into_owned();
@@ -117,19 +116,22 @@ pub fn explain(pid: i32, error: tracee::Error) -> Error {
 
 /// Says more of a process in which no memory can be mapped.
 pub fn explain_mapping(pid: i32, error: tracee::Error) -> Error {
-    const READ_IMPLIES_EXEC: u32 = 0x0040_0000;
-    let is_denied = matches!(&error, tracee::Error::Kernel { source, .. }
-        if source.kind() == io::ErrorKind::PermissionDenied);
     let personality = || {
         let text = std::fs::read_to_string(format!("/proc/{pid}/personality")).ok()?;
         u32::from_str_radix(text.trim_end(), 16).ok()
     };
-    if is_denied && personality().is_some_and(|bits| bits & READ_IMPLIES_EXEC != 0) {
+    let implies = |bits: u32| bits & libc::READ_IMPLIES_EXEC.cast_unsigned() != 0;
+    if is_denied(&error) && personality().is_some_and(implies) {
         let what = "a process that can map no memory to read and write: its personality makes that \
             executable (READ_IMPLIES_EXEC), which it has forbidden (PR_SET_MDWE),";
         return resources::Error::unsupported(pid, what.to_owned()).into();
     }
     error.into()
+}
+
+fn is_denied(error: &tracee::Error) -> bool {
+    matches!(error, tracee::Error::Kernel { source, .. }
+        if source.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Who traces a process: pid and name.

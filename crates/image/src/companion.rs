@@ -1,11 +1,11 @@
-//! What else is in the image of a tree or a machine, and of the same instant: a volume that it
-//! uses.
+//! The companion of a tree or a machine in its image, of the same instant: a volume that the
+//! subject uses.
 
 use std::error::Error;
 
 use crate::{Blame, Writer};
 
-/// What is put into an image beside its subject.
+/// A part of an image beside its subject.
 pub trait Companion {
     /// Reads ahead, before the subject is stopped; of every image that is begun anew.
     ///
@@ -32,6 +32,6 @@ pub trait Companion {
 pub struct CompanionError {
     /// Whose fault it is.
     pub blame: Blame,
-    /// What has failed.
+    /// The error of the attempt.
     pub source: Box<dyn Error + Send + Sync>,
 }

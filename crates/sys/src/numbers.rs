@@ -11,8 +11,8 @@ use rustix::fs::RawDir;
 /// # Errors
 /// `ENOENT` and `ESRCH` when the process is gone. See getdents64(2).
 pub fn of(folder: impl AsFd) -> rustix::io::Result<Vec<i32>> {
-    // Only a call that gives nothing tells the end: a signal that comes, a stop as well, ends a
-    // call after any entry.
+    // Only a call that gives nothing tells the end: a signal, also a stop, ends a call after any
+    // entry.
     const ROOM_BYTES: usize = 8192;
     let mut room = [MaybeUninit::uninit(); ROOM_BYTES];
     let mut entries = RawDir::new(folder, &mut room);
