@@ -112,8 +112,9 @@ fn is_saved_and_goes_on(folder: &Path, words: &[String]) {
         let is_huge = huge_blocks(machine.pid(0).cast_unsigned()).is_some();
         assert_eq!(is_huge, way != "--share", "{way}");
         drop(machine);
-        // The next one listens where it did.
+        // The next one listens where it did. The kernel closes one socket after the other.
         wait_unheard(&serial);
+        wait_unheard(&folder.join("huge.qmp"));
     }
 }
 
