@@ -459,6 +459,21 @@ pub const PROGRAMS: &[Program] = &[
             )),
         )
     },
+    Program {
+        moves_on: Some(DATA),
+        ..program(
+            "supervisord",
+            "starts a program again for one that asks over the server's socket",
+            &[Package {
+                services: &["supervisor.service"],
+                ..package("supervisor", "supervisord", "a socket bound under a name that is gone")
+            }],
+            Start::Steps(Recipe::repeated(
+                files!("supervisord.conf", "supervisord.sh"),
+                &["supervisord", "-c", "supervisord.conf"],
+            )),
+        )
+    },
     program(
         "vim",
         "edits on a terminal, undoes, and talks to a job",

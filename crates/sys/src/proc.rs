@@ -261,6 +261,8 @@ pub struct Stat {
     pub tty_pgrp: i32,
     /// The kernel's `PF_` flags.
     pub flags: u32,
+    /// The priority in use: 20 and the nice value of a fair thread, below 0 of a real-time one.
+    pub priority: i32,
     /// The nice value.
     pub nice: i32,
     /// The number of threads.
@@ -329,6 +331,7 @@ impl Stat {
             tty: at(rest, 7)?,
             tty_pgrp: at(rest, 8)?,
             flags: at(rest, 9)?,
+            priority: at(rest, 18)?,
             nice: at(rest, 19)?,
             threads: at(rest, 20)?,
             start_ticks: at(rest, 22)?,

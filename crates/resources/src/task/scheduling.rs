@@ -6,6 +6,7 @@
 //! - At a restore: utilisation clamps, "…, which this kernel does not have".
 //! - CRIU 4.2: policy, nice value and real-time priority; the others are not kept.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use linux_raw_sys::prctl::{PR_GET_TIMERSLACK, PR_SET_TIMERSLACK};
@@ -17,6 +18,7 @@ use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Inherited, Result};
 
+const SCHED_NORMAL: u32 = linux_raw_sys::general::SCHED_NORMAL;
 const SCHED_FIFO: u32 = linux_raw_sys::general::SCHED_FIFO;
 const SCHED_RR: u32 = linux_raw_sys::general::SCHED_RR;
 const SCHED_IDLE: u32 = linux_raw_sys::general::SCHED_IDLE;
@@ -28,6 +30,10 @@ const CLAMP_FLAGS: u64 = 0x60;
 /// The greatest utilisation.
 const CLAMP_MOST: u32 = 1024;
 const IOPRIO_WHO_PROCESS: u32 = 1;
+/// The nice values.
+const NICE: Range<i32> = -20..20;
+/// The priority in /proc/PID/stat of a fair thread with nice value 0.
+const PRIORITY_OF_NICE_0: i32 = 20;
 /// More processors than any kernel is built for.
 const CPU_WORDS_MAX: usize = 1024;
 
@@ -73,6 +79,10 @@ pub struct Record {
     /// By how much timers may be late, in nanoseconds; 0 for real-time threads.
     #[prost(uint64, tag = "12")]
     pub timer_slack_ns: u64,
+    /// Of an idle thread, the nice value of the priority that /proc/PID/stat shows, where it is
+    /// not `nice`: sched_setattr(2) gives that priority and leaves the nice value.
+    #[prost(sint32, optional, tag = "13")]
+    pub idle_nice: Option<i32>,
 }
 
 /// Sets the I/O priority that a task has `inherited`, which gives it an I/O context.
@@ -117,6 +127,7 @@ impl Record {
             period_ns: 0,
             cpus: status.cpus.clone(),
             timer_slack_ns: slack_ns.unwrap_or(self.timer_slack_ns),
+            idle_nice: idle_nice(stat),
             ..self
         }
     }
@@ -182,7 +193,7 @@ impl Record {
         attr.extend((SCHED_ATTR_BYTES as u32).to_le_bytes());
         attr.extend(self.policy.to_le_bytes());
         attr.extend(flags.to_le_bytes());
-        attr.extend(self.nice.to_le_bytes());
+        attr.extend(self.idle_nice.unwrap_or(self.nice).to_le_bytes());
         attr.extend(self.priority.to_le_bytes());
         for word in [runtime_ns, self.deadline_ns, self.period_ns] {
             attr.extend(word.to_le_bytes());
@@ -229,9 +240,15 @@ impl Record {
         [SCHED_FIFO, SCHED_RR, SCHED_DEADLINE].contains(&self.policy)
     }
 
-    /// Whether the kernel does not take the nice value with the policy, though it keeps one.
-    fn has_nice_apart(&self) -> bool {
-        self.is_realtime() || self.policy == SCHED_IDLE
+    /// What an idle thread has to be first, as the kernel does not take nice value and slice with
+    /// that policy, though it keeps them.
+    fn before_idle(&self) -> Option<Self> {
+        let fair = || Self {
+            policy: SCHED_NORMAL,
+            idle_nice: None,
+            ..self.clone()
+        };
+        (self.policy == SCHED_IDLE).then(fair)
     }
 }
 
@@ -281,6 +298,9 @@ impl Part for Scheduling {
         if record.has_slice() && record.runtime_ns == usual_slice_ns() {
             record.runtime_ns = 0;
         }
+        if record.policy == SCHED_IDLE {
+            record.idle_nice = idle_nice(&*facts.stat()?);
+        }
         record.io_priority = u32::try_from(io_priority).unwrap_or(0);
         record.timer_slack_ns = slack.cast_unsigned();
         record.cpus.clone_from(&facts.status()?.cpus);
@@ -288,7 +308,10 @@ impl Part for Scheduling {
     }
 
     fn check(&self, record: &Record) -> Result<()> {
-        match record.cpus.len() > CPU_WORDS_MAX || !(-20..20).contains(&record.nice) {
+        let mut nice = record.idle_nice.iter().chain([&record.nice]);
+        let is_nice = nice.all(|nice| NICE.contains(nice));
+        let apart = record.idle_nice.is_some() && record.policy != SCHED_IDLE;
+        match record.cpus.len() > CPU_WORDS_MAX || !is_nice || apart {
             true => Err(Error::corrupt(self.name(), format!("{record:?}"))),
             false => Ok(()),
         }
@@ -322,7 +345,8 @@ impl Part for Scheduling {
         }
         // Real-time threads have no slack, and switching back to the other policies sets it anew.
         if !record.is_realtime() && record.timer_slack_ns != inherited.timer_slack_ns {
-            let slack = record.timer_slack_ns.into();
+            // 0, which a real-time thread gives its children, is to prctl the default.
+            let slack = record.timer_slack_ns.max(1).into();
             script.call(Sysno::prctl, [PR_SET_TIMERSLACK.into(), slack]);
             script.note("timer slack");
         }
@@ -333,22 +357,31 @@ impl Part for Scheduling {
             let (who, value) = (IOPRIO_WHO_PROCESS.into(), record.io_priority.into());
             script.call(Sysno::ioprio_set, [who, 0u64.into(), value]);
         }
-        if record.has_nice_apart() && record.nice != inherited.nice {
+        if record.is_realtime() && record.nice != inherited.nice {
             script.call(
                 Sysno::setpriority,
                 [0u64.into(), 0u64.into(), record.nice.into()],
             );
         }
-        if record.attr_differs(inherited) {
-            let attr = script.bytes(&record.to_attr(inherited));
-            script.call(
-                Sysno::sched_setattr,
-                [0u64.into(), attr.into(), 0u64.into()],
-            );
-            script.note(self.describe(record));
+        for record in record.before_idle().iter().chain([record]) {
+            if record.attr_differs(inherited) {
+                let attr = script.bytes(&record.to_attr(inherited));
+                script.call(
+                    Sysno::sched_setattr,
+                    [0u64.into(), attr.into(), 0u64.into()],
+                );
+                script.note(self.describe(record));
+            }
         }
         Ok(())
     }
+}
+
+/// The nice value of an idle thread's priority, where that is not the thread's nice value.
+fn idle_nice(stat: &Stat) -> Option<i32> {
+    let nice = stat.priority - PRIORITY_OF_NICE_0;
+    let is_apart = stat.policy == SCHED_IDLE && nice != stat.nice;
+    (is_apart && NICE.contains(&nice)).then_some(nice)
 }
 
 /// The slice of a fair thread that has none of its own, which depends on the host: this process's.
@@ -524,6 +557,44 @@ mod tests {
             stage.call_with(Sysno::sched_setscheduler, &[0], |at| [0, 5, at]);
         });
         assert_eq!((record.policy, record.nice), (5, 12));
+    }
+
+    #[test]
+    fn idle_policy_survives_with_slice_and_priority_of_another_nice_value() {
+        testkit::needs_root!();
+        let record = survives(|stage| {
+            let fair = Record {
+                nice: 12,
+                runtime_ns: 200_000,
+                ..Record::default()
+            };
+            let idle = Record {
+                policy: SCHED_IDLE,
+                nice: 3,
+                ..Record::default()
+            };
+            let inherited = Stage::inherited().scheduling;
+            for attr in [fair, idle].map(|record| record.to_attr(&inherited)) {
+                let words = attr.chunks(8).map(|word| word.try_into().expect("8 bytes"));
+                let words: Vec<u64> = words.map(u64::from_le_bytes).collect();
+                stage.call_with(Sysno::sched_setattr, &words, |at| [0, at, 0]);
+            }
+        });
+        let kernel_has_slices = usual_slice_ns() != 0;
+        let slice = if kernel_has_slices { 200_000 } else { 0 };
+        assert_eq!((record.nice, record.idle_nice), (12, Some(3)));
+        assert_eq!(record.runtime_ns, slice);
+    }
+
+    #[test]
+    fn a_fair_thread_without_slack_gets_the_least() {
+        let record = Record {
+            timer_slack_ns: 0,
+            ..Stage::inherited().scheduling
+        };
+        let payload = prost::Message::encode_to_vec(&record);
+        let plan = Stage::plan(&Scheduling, Some(&payload)).expect("sound");
+        assert!(plan.contains("prctl(PR_SET_TIMERSLACK, ns=1)"), "{plan}");
     }
 
     #[test]

@@ -14,7 +14,8 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
         let target = fs::read_link(format!("/proc/{}/fd/{fd}", tree::asked(pid)))
             .map_or_else(|error| error.to_string(), |path| path.display().to_string());
         let deleted = target.ends_with(" (deleted)");
-        let unnamed = !target.starts_with('/') || deleted;
+        // Nor does a file of /proc keep its number.
+        let unnamed = !target.starts_with('/') || target.starts_with("/proc/") || deleted;
         let is_terminal = target.starts_with("/dev/pts/");
         let described = match object_class(&target) {
             Some(kind) => {
@@ -101,10 +102,14 @@ fn normalise(info: &str, depth: Depth, unnamed: bool) -> String {
                 .split_ascii_whitespace()
                 .take_while(|word| !word.starts_with("pos:"))
                 .collect(),
-            // The first word counts all locks of the system; the sixth is the file's inode.
+            // The first word counts all locks of the system; the sixth is the file's inode. The
+            // fifth is who took it: of a lease, one who may have ended (docs/limits.md).
             "lock" => {
+                let is_lease = value.contains(" LEASE ");
                 let words = value.split_ascii_whitespace().enumerate().skip(1);
-                let words = words.filter(|(at, _)| !unnamed || *at != 5);
+                let words = words.filter(|(at, _)| {
+                    !(unnamed && *at == 5 || is_lease && *at == 4)
+                });
                 words.map(|(_, word)| word).collect()
             }
             _ => value.split_ascii_whitespace().collect(),

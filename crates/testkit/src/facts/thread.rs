@@ -52,7 +52,12 @@ pub(super) fn look(facts: &mut Facts, pid: u32, tid: u32, depth: Depth) {
         task::show(fs::read(format!("{folder}/comm"))),
     );
     let slack = fs::read(format!("/proc/{tid}/timerslack_ns"));
-    facts.note(&whose, "timerslack_ns", task::show(slack));
+    // A slack of 0 comes back as one of 1 (docs/limits.md).
+    let slack = match task::show(slack) {
+        none if none == "0" => "1".to_owned(),
+        slack => slack,
+    };
+    facts.note(&whose, "timerslack_ns", slack);
     look_at_status(facts, &whose, &folder, depth);
     look_at_scheduling(facts, &whose, &folder);
     if depth == Depth::Moving {

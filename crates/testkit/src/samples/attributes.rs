@@ -24,7 +24,7 @@ pub(super) const ATTRIBUTES: &[Sample] = &[
         .of_process(),
     Sample::new("no-new-privileges", Values::These(&[1]), |on| call(38, on), || get(39))
         .about(&["PR_SET_NO_NEW_PRIVS", "PR_GET_NO_NEW_PRIVS", "NoNewPrivs"]),
-    Sample::new("timer-slack", Values::These(&[1, 777, 50_000_000]), |ns| call(29, ns), || get(30))
+    Sample::new("timer-slack", Values::These(&[1, 777, 50_000_000]), |ns| call(29, ns), slack)
         .about(&["PR_SET_TIMERSLACK", "PR_GET_TIMERSLACK", "timerslack_ns"]),
     Sample::new("machine-check", Values::These(&[0, 1, 2]), machine_check, || get(34))
         .about(&["PR_MCE_KILL", "PR_MCE_KILL_GET"]),
@@ -102,6 +102,12 @@ fn call(option: i32, value: u64) -> io::Result<()> {
 
 fn get(option: i32) -> io::Result<String> {
     set_number(option, [0; 4]).map(|value| value.to_string())
+}
+
+/// The timer slack; none, which cannot be set, as the least (docs/limits.md).
+fn slack() -> io::Result<String> {
+    let none_as_least = |value: u64| value.max(1).to_string();
+    set_number(30, [0; 4]).map(none_as_least)
 }
 
 /// Names with what lists in /proc have between their words, and of the longest kind.

@@ -16,13 +16,12 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use super::deferred::Deferred;
+use super::names::{self, NAME_MAX_BYTES, leads_to};
 use crate::fd::Open;
 use crate::{Error, Result};
 
 /// `AF_UNIX` in front of a name makes it an address.
 const FAMILY: [u8; 2] = 1u16.to_ne_bytes();
-/// The longest name in bytes (`sun_path`).
-const NAME_MAX_BYTES: usize = 108;
 /// How many `..` a relative name may climb.
 const DEPTH_MAX: usize = 32;
 /// The mode of directories in the scratch file system.
@@ -61,11 +60,58 @@ pub struct BoundFile {
     /// Where the file is, if it was renamed after the socket was bound; the name is absolute then.
     #[prost(bytes = "vec", tag = "5")]
     pub moved_to: Vec<u8>,
+    /// Its other names, each an absolute path of this host (link(2)).
+    #[prost(bytes = "vec", repeated, tag = "6")]
+    pub links: Vec<Vec<u8>>,
 }
 
 impl BoundFile {
     fn moved_to(&self) -> Option<&Path> {
         (!self.moved_to.is_empty()).then(|| Path::new(OsStr::from_bytes(&self.moved_to)))
+    }
+
+    /// The file of `stat` with its other names than `main`, which are in the same folder.
+    fn new(open: &Open<'_>, stat: &Stat, main: &Path) -> Result<Self> {
+        let mut links = Vec::new();
+        if stat.st_nlink > 1 {
+            links = names::in_folder(main, stat);
+            let found = links.len();
+            if found as u64 != u64::from(stat.st_nlink) {
+                let (links, folder) = (stat.st_nlink, main.parent().unwrap_or(main).display());
+                let why = format!("its file has {links} names, of which {folder} has {found}");
+                return Err(open.unsupported(&why, None));
+            }
+            links.retain(|link| link != main);
+            let mut long = links.iter().filter(|link| link.as_os_str().len() >= NAME_MAX_BYTES);
+            if let Some(long) = long.next() {
+                let name = long.display();
+                let why = format!("its file's name {name} is longer than an address");
+                return Err(open.unsupported(&why, None));
+            }
+        }
+        let links = links.into_iter().map(|link| link.into_os_string().into_encoded_bytes());
+        Ok(Self {
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            links: links.collect(),
+            ..Self::default()
+        })
+    }
+
+    /// The file's other names.
+    fn links(&self) -> impl Iterator<Item = &Path> {
+        let links = self.links.iter();
+        links.map(|link| Path::new(OsStr::from_bytes(link)))
+    }
+
+    /// Gives the file at `path`, of a socket of type `kind`, its other names.
+    fn link(&self, kind: i32, path: &Path) -> Result<()> {
+        for link in self.links() {
+            clear_the_way(link, &address_of(link), kind)?;
+            rustix::fs::link(path, link).map_err(|error| failed("link", link, error))?;
+        }
+        Ok(())
     }
 }
 
@@ -81,16 +127,15 @@ impl Address {
         if address.path().is_none() || !reachable {
             return Ok(address);
         }
-        let Some((stat, path)) = file_of(own)? else {
+        let Some((stat, mut path)) = file_of(own)? else {
             return Ok(address);
         };
-        let mut file = BoundFile {
-            mode: stat.st_mode & 0o7777,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-            ..BoundFile::default()
-        };
-        match address.base(&stat, &path) {
+        let base = address.base(&stat, &path);
+        if base.is_none() && !leads_to(&path, &stat) {
+            path = names::in_folder(&path, &stat).into_iter().next().unwrap_or(path);
+        }
+        let mut file = BoundFile::new(open, &stat, &path)?;
+        match base {
             Some(base) => file.base = base,
             None if address.is_renamed(&stat, &path) => {
                 file.moved_to = path.into_os_string().into_encoded_bytes();
@@ -152,7 +197,7 @@ impl Address {
     pub fn reached_by(&self) -> Vec<u8> {
         match self.file.as_ref().and_then(BoundFile::moved_to) {
             None => self.bytes(),
-            Some(path) => [&FAMILY, path.as_os_str().as_bytes(), b"\0"].concat(),
+            Some(path) => address_of(path),
         }
     }
 
@@ -163,14 +208,15 @@ impl Address {
     pub fn check(&self) -> Result<()> {
         let inner_nul = |path: &Path| path.as_os_str().as_bytes().contains(&0);
         let file_without_path = self.file.is_some() && self.path().is_none();
-        let moved_to = self.file.as_ref().and_then(BoundFile::moved_to);
+        let file = self.file.iter();
+        let mut elsewhere = file.flat_map(|file| file.moved_to().into_iter().chain(file.links()));
         let no_place = |path: &Path| {
             inner_nul(path) || !path.is_absolute() || path.as_os_str().len() >= NAME_MAX_BYTES
         };
         if self.name.len() > NAME_MAX_BYTES + 1
             || self.path().is_some_and(inner_nul)
             || file_without_path
-            || moved_to.is_some_and(no_place)
+            || elsewhere.any(no_place)
         {
             return Err(Error::corrupt("unix socket", "its name is none"));
         }
@@ -204,9 +250,7 @@ impl Address {
     /// programs do that replace a socket without a gap. Both are names below this host's root.
     fn is_renamed(&self, stat: &Stat, path: &Path) -> bool {
         let absolute = self.path().is_some_and(Path::is_absolute) && path.is_absolute();
-        let there = rustix::fs::lstat(path)
-            .is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino));
-        absolute && there && path.as_os_str().len() < NAME_MAX_BYTES
+        absolute && leads_to(path, stat) && path.as_os_str().len() < NAME_MAX_BYTES
     }
 
     /// Binds `own`, whose inode number was `inode`, to the name; the file, if there is one,
@@ -238,9 +282,11 @@ impl Address {
                 }
                 Ok(())
             }
-            (Some(file), Some(path)) => self
-                .route(inode, deferred)?
-                .run(|| self.bind_file(own, kind, file, path))?,
+            (Some(file), Some(path)) => {
+                let route = self.route(inode, deferred)?;
+                route.run(|| self.bind_file(own, kind, file, path))??;
+                file.link(kind, file.moved_to().unwrap_or(&route.leads(path)))
+            }
             (Some(_), None) => unreachable!("checked when decoded"),
         }
     }
@@ -361,6 +407,16 @@ impl Route {
             .map_err(|error| failed(error.into()))
     }
 
+    /// The path on this host of what has the name `path` there; its own in a scratch file system.
+    fn leads(&self, path: &Path) -> PathBuf {
+        match self {
+            Self::Below(base) | Self::From(base) => {
+                base.join(path.strip_prefix("/").unwrap_or(path))
+            }
+            Self::Here | Self::Scratch { .. } => path.to_owned(),
+        }
+    }
+
     fn print(&self) -> String {
         match self {
             Self::Below(base) | Self::From(base) => base.display().to_string(),
@@ -401,6 +457,11 @@ fn make_directory(path: impl rustix::path::Arg) -> rustix::io::Result<()> {
         Err(Errno::EXIST) => Ok(()),
         other => other,
     }
+}
+
+/// The bytes that connect(2) takes to reach a socket's file at `path`.
+fn address_of(path: &Path) -> Vec<u8> {
+    [&FAMILY, path.as_os_str().as_bytes(), b"\0"].concat()
 }
 
 fn failed(doing: &str, path: &Path, error: Errno) -> Error {
@@ -477,10 +538,8 @@ fn file_of(own: BorrowedFd<'_>) -> Result<Option<(Stat, PathBuf)>> {
     }
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let path = rustix::fs::readlink(link, Vec::new()).map_err(|error| failed(error.into()))?;
-    Ok(Some((
-        stat,
-        PathBuf::from(OsStr::from_bytes(path.as_bytes())),
-    )))
+    let path = names::unmarked(path.as_bytes(), &stat);
+    Ok(Some((stat, path)))
 }
 
 /// A scratch file system: a mount that is attached nowhere.

@@ -14,7 +14,8 @@
 //!   accepted" (`--unix-close`); "it has sent data before it was accepted"; "datagrams are queued,
 //!   and it has no name to send them to"; "it is connected one way to a socket without a name";
 //!   "messages behind an error that nobody was told of"; "it has out-of-band data in its queue";
-//!   "it is bound as …, which does not lead to …"; "it is no socket".
+//!   "it is bound as …, which does not lead to …"; "its file has … names, of which … has …"; "its
+//!   file's name … is longer than an address"; "it is no socket".
 //! - At a restore: the socket's file: "… is in use by another process", or "… is in the way: it is
 //!   no socket".
 //! - CRIU 4.2: the same inside of the tree; refuses credentials in a queue, and out-of-band data
@@ -25,6 +26,7 @@ mod address;
 mod connect;
 mod deferred;
 mod identity;
+mod names;
 mod queue;
 
 pub use deferred::Deferred;
@@ -1115,6 +1117,53 @@ mod tests {
             assert_eq!(receive(&server).0, b"two");
             let other = new(DGRAM).unwrap();
             sys::socket::connect(&other, &address.bytes()).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_file_keeps_all_its_names() {
+        alone!({
+            for (kept, others) in [(true, 1), (true, 2), (false, 1), (false, 2)] {
+                let folder = tempfile::tempdir().unwrap();
+                let at = |name: &str| folder.path().join(name);
+                let listener = bound(STREAM, at("s.4711").as_os_str().as_encoded_bytes());
+                sys::socket::listen(&listener, 5).unwrap();
+                let names: Vec<_> = (0..others).map(|one| at(&format!("s{one}"))).collect();
+                for name in &names {
+                    std::fs::hard_link(at("s.4711"), name).unwrap();
+                }
+                if !kept {
+                    std::fs::remove_file(at("s.4711")).unwrap();
+                }
+                let mut sockets = [listener];
+                for _ in 0..2 {
+                    sockets = cycle(sockets);
+                    let bound_as = at("s.4711");
+                    assert_eq!(name_of(&sockets[0]), bound_as.as_os_str().as_encoded_bytes());
+                    assert_eq!(bound_as.exists(), kept);
+                    for name in &names {
+                        let client = new(STREAM).unwrap();
+                        let name = name.as_os_str().as_encoded_bytes().to_vec();
+                        sys::socket::connect(&client, &Address::of_name(name).bytes()).unwrap();
+                        sys::socket::accept(&sockets[0]).unwrap();
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_name_in_another_folder_is_refused() {
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let (path, other) = (folder.path().join("one"), folder.path().join("below"));
+            let listener = bound(STREAM, path.as_os_str().as_encoded_bytes());
+            sys::socket::listen(&listener, 5).unwrap();
+            std::fs::create_dir(&other).unwrap();
+            std::fs::hard_link(&path, other.join("two")).unwrap();
+            let error = World::new(vec![listener]).dump().unwrap_err();
+            let told = format!("its file has 2 names, of which {} has 1", folder.path().display());
+            assert!(error.to_string().contains(&told), "{error}");
         });
     }
 
