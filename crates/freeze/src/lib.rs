@@ -21,6 +21,7 @@ mod error;
 mod foreign;
 mod mappings;
 pub mod packets;
+mod proc;
 mod refetch;
 pub mod returned;
 mod runtime;
@@ -34,8 +35,7 @@ pub mod watchdog;
 pub use error::{Error, Result};
 pub use foreign::userfaultfd_of;
 pub use mappings::parse;
+pub use proc::{read_at, read_proc};
 pub use target::explain_mapping;
-pub use tree::{
-    Body, DEFAULT_TIMEOUT, Frozen, Guard, Limit, Task, freeze, read_at, read_proc, stat_of,
-};
+pub use tree::{Body, DEFAULT_TIMEOUT, Frozen, Guard, Limit, Task, freeze, stat_of};
 pub use waits::Wait;

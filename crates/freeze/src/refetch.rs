@@ -85,7 +85,7 @@ fn put_back(thread: &Thread) -> io::Result<bool> {
     let Some(Fetched { ring, given, count }) = fetched(thread) else {
         return Ok(false);
     };
-    let read = |at: u64, bytes: &mut [u8]| sys::vm::read_exact(thread.pid, Addr(at), bytes);
+    let read = |at: u64, bytes: &mut [u8]| sys::vm::read_exact(&thread.process, Addr(at), bytes);
     let mut words = [0; 20];
     read(ring, &mut words)?;
     let word = |at: usize| u32::from_le_bytes(words[at..at + 4].try_into().expect("four bytes"));
@@ -111,6 +111,6 @@ fn put_back(thread: &Thread) -> io::Result<bool> {
         }
     }
     let at = Addr(ring.wrapping_add(place::HEAD as u64));
-    sys::vm::write(thread.pid, at, &before.to_le_bytes())?;
+    sys::vm::write(&thread.process, at, &before.to_le_bytes())?;
     Ok(true)
 }

@@ -22,29 +22,29 @@ pub fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
         blob || map.backing() == Backing::Vdso
     });
     let ours = ours.map(|map| map.span).collect::<Vec<_>>();
-    let pid = task.pid;
+    let pid = task.pid();
     for thread in task.threads() {
         let at = thread.saved.registers.at();
         let suspect = ours.iter().find(|span| span.contains(at));
-        let is_injected = |span: &Span| tracee::is_injected(pid, *span, at);
+        let is_injected = |span: &Span| tracee::is_injected(&task.process, *span, at);
         if suspect.map(is_injected).transpose()? == Some(true) {
             return Err(Error::Returning { pid });
         }
     }
-    match left_areas(pid, listed)?[..] {
+    match left_areas(task, listed)?[..] {
         [] => Ok(()),
         ref left if left.iter().any(|left| left.is_busy) => Err(Error::Returning { pid }),
         _ => Err(Error::LeftArea { pid }),
     }
 }
 
-fn left_areas(pid: i32, listed: &[Listed]) -> Result<Vec<Left>> {
+fn left_areas(task: &Task, listed: &[Listed]) -> Result<Vec<Left>> {
     let code = listed.iter().filter(|map| {
         let is_own = map.backing() == Backing::Anonymous && !map.shared;
         is_own && map.prot & 4 != 0
     });
     let code = code.map(|map| map.span).collect::<Vec<_>>();
-    Ok(tracee::left_areas(pid, &code)?)
+    Ok(tracee::left_areas(&task.process, &code)?)
 }
 
 /// Stops process `pid`, and those below it, and removes the memory that a dump left in it.
@@ -130,7 +130,7 @@ impl Drop for Watch {
 /// killed. Where that cannot be, whoever stops them next does so.
 pub fn watch(frozen: &mut Frozen) {
     let several = frozen.tasks.iter().filter(|task| task.threads().len() > 1);
-    let pids = several.map(|task| task.pid).collect::<Vec<_>>();
+    let pids = several.map(|task| task.pid()).collect::<Vec<_>>();
     if pids.is_empty() || frozen.guard.is_some() {
         return;
     }
@@ -162,14 +162,14 @@ fn remove_all(targets: &[Target]) {
 }
 
 fn remove_of(task: &mut Task) -> Result<()> {
-    let pid = task.pid;
+    let pid = task.pid();
     let listed = task.smaps()?;
     match check_returned(task, &listed) {
         Err(Error::LeftArea { .. }) => {}
         done => return done,
     }
     suspend_filters(task.asked(), &task.status()?)?;
-    for left in left_areas(pid, &listed)? {
+    for left in left_areas(task, &listed)? {
         let elsewhere = |span: &Span| !span.overlaps(left.area);
         let code = executable(&listed).into_iter().filter(elsewhere);
         let memory = open_memory(task)?;

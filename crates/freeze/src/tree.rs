@@ -8,18 +8,20 @@ pub use limit::{DEFAULT_TIMEOUT, Limit};
 use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fmt::Debug;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use resources::task::interrupted::{self, Before, Clocks};
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use sys::close::{CloseQueue, Deferred};
 use sys::proc::{Stat, Status};
+use sys::process::Process;
 use sys::tick::{Deadline, Ticker};
 use tracee::{Seized, Thread};
 
+use crate::proc::{open, read_at};
 use crate::waits::{self, Wait};
 use crate::{Error, Result, refetch, target};
 
@@ -65,8 +67,8 @@ impl Frozen {
 /// A stopped task, or one that has ended and whose parent has not asked how.
 #[derive(Debug)]
 pub struct Task {
-    /// Its pid.
-    pub pid: i32,
+    /// The process. Where its leader has ended, the first of its threads answers.
+    pub process: Process,
     /// Its threads.
     pub body: Body,
     /// What each thread had been waiting for, in the order of the threads.
@@ -75,8 +77,7 @@ pub struct Task {
     pub proc: Rc<Deferred>,
     /// Files of it that were read.
     pub close_queue: Rc<CloseQueue>,
-    /// The wait status with which its leader has ended while other threads run on. The first of
-    /// these is asked for what the process has, then ([`sys::asked`]).
+    /// The wait status with which its leader has ended while other threads run on.
     pub leader_end: Option<i32>,
     stat: OnceCell<Vec<u8>>,
 }
@@ -96,7 +97,7 @@ impl Task {
     /// A task that is not stopped yet.
     fn new(pid: i32, close_queue: &Rc<CloseQueue>) -> Result<Self> {
         Ok(Self {
-            pid,
+            process: Process::new(pid),
             body: Body::Ended,
             waits: Vec::new(),
             proc: Rc::new(Deferred::new(open(pid)?, close_queue)),
@@ -106,10 +107,17 @@ impl Task {
         })
     }
 
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// The thread by which the process is asked: its leader, if that lives. A zombie is its leader.
     #[must_use]
     pub fn asked(&self) -> i32 {
-        self.threads().first().map_or(self.pid, |thread| thread.tid)
+        let first = self.threads().first();
+        first.map_or(self.pid(), |thread| thread.tid)
     }
 
     /// Its stopped threads, the leader first if it lives; none for a zombie.
@@ -133,7 +141,7 @@ impl Task {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
-        read_at(self.proc.as_fd(), self.pid, name, &self.close_queue)
+        read_at(self.proc.as_fd(), self.pid(), name, &self.close_queue)
     }
 
     /// Lists the numbers in a directory of /proc/PID: "task", "fd".
@@ -141,7 +149,7 @@ impl Task {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub fn numbers(&self, name: &str) -> Result<Vec<i32>> {
-        let pid = self.pid;
+        let pid = self.pid();
         let failed = |errno: Errno| match errno {
             Errno::NOENT | Errno::SRCH => Error::Gone { pid },
             errno => Error::kernel(format!("cannot list /proc/{pid}/{name}"), errno),
@@ -182,7 +190,7 @@ impl Task {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub fn status(&self) -> Result<Status> {
-        let doing = || format!("cannot understand /proc/{}/status", self.pid);
+        let doing = || format!("cannot understand /proc/{}/status", self.pid());
         let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
         let status = Status::parse(&self.read("status")?);
         status.map_err(|e| Error::kernel(doing(), unclear(e)))
@@ -201,10 +209,10 @@ impl Task {
         }
         let text = self.stat.get().expect("just read");
         let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
-        let doing = || format!("cannot understand /proc/{}/stat", self.pid);
+        let doing = || format!("cannot understand /proc/{}/stat", self.pid());
         let mut stat = Stat::parse(text).map_err(|e| Error::kernel(doing(), unclear(e)))?;
         if self.leader_end.is_some() {
-            let leader = stat_of(self.pid).ok_or(Error::Gone { pid: self.pid })?;
+            let leader = stat_of(self.pid()).ok_or(Error::Gone { pid: self.pid() })?;
             stat.pid = leader.pid;
             stat.comm = leader.comm;
             stat.start_ticks = leader.start_ticks;
@@ -212,77 +220,6 @@ impl Task {
         }
         Ok((stat, text))
     }
-}
-
-/// Opens /proc/PID, of a process or of a thread.
-fn open(pid: i32) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
-    proc.map_err(|errno| match errno {
-        Errno::NOENT => Error::Gone { pid },
-        errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),
-    })
-}
-
-/// Reads a file of the /proc directory of process `pid`; `close_queue` closes it.
-pub fn read_at(
-    dir: BorrowedFd<'_>,
-    pid: i32,
-    name: &str,
-    close_queue: &CloseQueue,
-) -> Result<Vec<u8>> {
-    let failed = |errno: Errno| match errno {
-        Errno::NOENT | Errno::SRCH => Error::Gone { pid },
-        errno => Error::kernel(format!("cannot read /proc/{pid}/{name}"), errno),
-    };
-    let file =
-        openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    let mut bytes = vec![0; 8192];
-    let mut filled = 0;
-    loop {
-        let got = rustix::io::read(&file, &mut bytes[filled..]).map_err(failed)?;
-        filled += got;
-        // Such a file comes in one piece as far as it fits, but a list in many.
-        if got == 0 || filled < bytes.len() && is_whole(name, &bytes[..filled], got) {
-            bytes.truncate(filled);
-            close_queue.push(file);
-            return Ok(bytes);
-        }
-        if bytes.len() - filled < 4096 {
-            bytes.resize(bytes.len() * 2, 0);
-        }
-    }
-}
-
-/// Reads a file of the /proc directory of a process that may end, by the thread that is asked.
-pub fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let asked = sys::asked::tid(pid);
-    let opened = openat(CWD, format!("/proc/{asked}"), flags, Mode::empty());
-    let dir = opened.map_err(|_| Error::Gone { pid })?;
-    read_at(dir.as_fd(), pid, name, &CloseQueue::default())
-}
-
-/// Whether nothing follows `text`, of which `last` bytes were read last. The kernel gives a file
-/// of /proc/PID that has an entry for each of many things in pieces, however large the buffer is:
-/// a piece is a page, and ends before the first entry for which it has no room.
-fn is_whole(name: &str, text: &[u8], last: usize) -> bool {
-    const PIECE_BYTES: usize = 4096;
-    const PID_BYTES: usize = 16;
-    match name.rsplit('/').next() {
-        Some("children") => last + PID_BYTES < PIECE_BYTES,
-        Some("maps" | "smaps") => ends_with_vsyscall(&text[text.len() - last..]),
-        Some("timers") => false,
-        _ => true,
-    }
-}
-
-/// Whether a piece of maps or smaps has the entry of the kernel's own page above all addresses of
-/// a program, which most kernels show to be there, as the last one.
-fn ends_with_vsyscall(piece: &[u8]) -> bool {
-    const START: &[u8] = b"ffffffffff600000-";
-    let lines = piece.split(|byte| *byte == b'\n');
-    lines.into_iter().any(|line| line.starts_with(START))
 }
 
 /// Stops the tree whose root is `root`. `timeout` bounds the whole of it.
@@ -326,19 +263,19 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         let mut at = 0;
         while at < frozen.tasks.len() {
             let task = &frozen.tasks[at];
-            let listed = if childless.contains(&task.pid) {
+            let listed = if childless.contains(&task.pid()) {
                 Vec::new()
             } else {
                 children(task)?
             };
             if listed.is_empty() {
-                childless.insert(task.pid);
+                childless.insert(task.pid());
             }
             if at == 0 && known == 1 && !listed.is_empty() {
                 target::check_children(root, &task.stat()?.0, &close_queue)?;
             }
             for child in listed {
-                if !frozen.tasks.iter().any(|task| task.pid == child) {
+                if !frozen.tasks.iter().any(|task| task.pid() == child) {
                     match stop_task(child, &mut stop) {
                         Ok(task) => frozen.tasks.push(task),
                         Err(Error::Gone { pid }) if pid == child => {}
@@ -378,7 +315,7 @@ impl Stop {
         const PATIENCE: Duration = Duration::from_millis(500);
         let (mut deadline, mut failure) = (self.limit.deadline, None);
         for (tid, before, seized) in asked {
-            let stopped = seized.and_then(|seized| seized.stopped(task.pid, deadline));
+            let stopped = seized.and_then(|seized| seized.stopped(&task.process, deadline));
             match stopped.and_then(|thread| self.take(task, before, thread, threads)) {
                 Ok(()) | Err(tracee::Error::Gone { .. }) => {}
                 // One that has ended cannot be traced any more, and is soon gone from the list.
@@ -418,27 +355,30 @@ impl Stop {
         mut before: Before,
         mut thread: Thread,
     ) -> tracee::Result<(Before, Thread)> {
-        const TRIES: usize = 10;
-        const PATIENCE: Duration = Duration::from_millis(100);
+        const PATIENCE: Duration = Duration::from_secs(2);
+        const A_TRY: Duration = Duration::from_millis(100);
         let is_unknown = |before: &Before, thread: &Thread| {
             let registers = &thread.saved.registers;
-            let memory = |at| waits::memory(thread.pid, at);
+            let memory = |at| waits::memory(&thread.process, at);
             thread.group_stop.is_none() && interrupted::is_unknown(registers, before, memory)
         };
-        for _ in 0..TRIES {
-            if !is_unknown(&before, &thread) {
+        let since = Instant::now();
+        while is_unknown(&before, &thread) {
+            let tid = thread.tid;
+            if since.elapsed() > PATIENCE {
+                let what = "/proc does not tell the call that the kernel goes on with";
+                log::warn!("thread {tid}: {what}: a restored thread sees EINTR");
                 break;
             }
-            let tid = thread.tid;
             thread.release()?;
             let released = Instant::now();
             while !interrupted::is_waiting(|name| task.read_of(tid, name))
-                && released.elapsed() < PATIENCE
+                && released.elapsed() < A_TRY
             {
                 std::thread::sleep(Duration::from_micros(50));
             }
             before = read_before(task, tid, &mut self.clocks);
-            thread = Thread::seize(tid)?.stopped(task.pid, self.limit.deadline)?;
+            thread = Thread::seize(tid)?.stopped(&task.process, self.limit.deadline)?;
             self.limit.check(tid)?;
         }
         Ok((before, thread))
@@ -455,14 +395,14 @@ fn stopped(mut task: Task, mut threads: Vec<Thread>) -> Result<Task> {
 /// A task whose leader has ended, and whose other threads have all stopped: the first of them is
 /// asked from now on.
 fn stopped_without_leader(mut task: Task, threads: Vec<Thread>) -> Result<Task> {
-    let pid = task.pid;
+    let pid = task.pid();
     let Some(first) = threads.first() else {
         // The others have ended meanwhile.
         let is_there = !task.numbers("task")?.is_empty();
         return is_there.then_some(task).ok_or(Error::Gone { pid });
     };
     task.proc = Rc::new(Deferred::new(open(first.tid)?, &task.close_queue));
-    task.leader_end = Some(left::ask(first)?);
+    task.leader_end = Some(left::ask(&task.process, first)?);
     stopped(task, threads)
 }
 
@@ -475,7 +415,8 @@ fn is_left(task: &Task) -> bool {
 fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
     let mut task = Task::new(pid, &stop.close_queue)?;
     let before = read_before(&task, pid, &mut stop.clocks);
-    let leader = Thread::seize(pid).and_then(|seized| seized.stopped(pid, stop.limit.deadline));
+    let seized = Thread::seize(pid);
+    let leader = seized.and_then(|seized| seized.stopped(&task.process, stop.limit.deadline));
     let (mut threads, mut workers, mut has_leader) = (Vec::new(), HashSet::new(), true);
     match leader {
         Ok(leader) => {
@@ -488,7 +429,7 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
             log::debug!("the others run on: {error}");
             has_leader = false;
             // What its threads wait for is looked at in its memory while they are being stopped.
-            sys::asked::find(pid);
+            task.process.elect();
         }
         Err(error) => return ended(task, error),
     }
@@ -542,7 +483,7 @@ fn is_worker(task: &Task, tid: i32) -> bool {
 
 /// What a task is whose leader could not be stopped, with no others.
 fn ended(task: Task, error: tracee::Error) -> Result<Task> {
-    let pid = task.pid;
+    let pid = task.pid();
     if state(&task).is_ok_and(|state| state == b'Z') {
         match task.numbers("task")?.len() {
             // Its parent has just waited for it.
@@ -591,60 +532,7 @@ fn children(task: &Task) -> Result<Vec<i32>> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
-
-    #[test]
-    fn many_children_are_listed_to_the_last() {
-        // More than fit into the page that the kernel gives at once.
-        let sleep = |_| Command::new("sleep").arg("1000").spawn().expect("sleep");
-        let mut children = (0..900).map(sleep).collect::<Vec<_>>();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let proc = openat(CWD, "/proc/self", flags, Mode::empty()).expect("/proc");
-        let tid = rustix::thread::gettid().as_raw_nonzero();
-        let text = read_at(
-            proc.as_fd(),
-            0,
-            &format!("task/{tid}/children"),
-            &CloseQueue::default(),
-        );
-        for child in &mut children {
-            child.kill().expect("kill");
-            child.wait().expect("wait");
-        }
-        let text = String::from_utf8(text.expect("its children")).expect("numbers");
-        assert_eq!(text.split_ascii_whitespace().count(), children.len());
-    }
-
-    #[test]
-    fn a_list_of_mappings_is_read_to_its_end() {
-        let own = std::process::id().cast_signed();
-        let proc = openat(CWD, "/proc/self", OFlags::RDONLY, Mode::empty()).expect("/proc");
-        let close_queue = CloseQueue::default();
-        let text = |name| read_at(proc.as_fd(), own, name, &close_queue).expect("a list");
-        let starts = |text: Vec<u8>| {
-            let text = String::from_utf8(text).expect("mappings");
-            let lines = text.lines().filter_map(|line| line.split_once('-'));
-            let starts = lines.filter_map(|line| u64::from_str_radix(line.0, 16).ok());
-            starts.max()
-        };
-        let own = std::fs::read("/proc/self/maps").expect("mappings");
-        assert_eq!(starts(text("maps")), starts(own.clone()));
-        assert_eq!(starts(text("smaps")), starts(own));
-    }
-
-    #[test]
-    fn a_name_is_not_taken_for_the_end_of_a_list() {
-        let stack = b"7ffc0000-7ffd0000 rw-p 00000000 00:00 0 [stack]\n";
-        let top = b"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
-        let file = b"1000-2000 r--p 00000000 08:01 7 /tmp/ffffffffff600000- [vsyscall]\n";
-        let whole = |text: &[u8]| is_whole("task/1/maps", text, text.len());
-        assert!(!whole(stack) && !whole(file) && whole(top));
-        assert!(whole(&[stack.as_slice(), top].concat()));
-        assert!(is_whole("children", b"1 2 ", 4) && !is_whole("children", b"", 4090));
-        assert!(!is_whole("timers", b"", 1) && is_whole("stat", b"1", 1));
-    }
 
     #[test]
     fn a_wait_is_known_right_after_a_stop_too() {

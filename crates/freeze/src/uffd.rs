@@ -37,7 +37,7 @@ pub fn userfaultfd(
     user_mode_only: bool,
     features: Features,
 ) -> Result<Uffd> {
-    let pid = task.pid;
+    let pid = task.pid();
     let status = task.status()?;
     suspend_filters(task.asked(), &status)?;
     let handed = !user_mode_only && !may_call(&status);
@@ -174,7 +174,7 @@ pub fn with_dead_end(memory: &File, listed: &[Listed]) -> Option<Span> {
 pub fn open_memory(task: &Task) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let file = openat(&task.proc, "mem", flags, Mode::empty());
-    let doing = || format!("cannot open /proc/{}/mem", task.pid);
+    let doing = || format!("cannot open /proc/{}/mem", task.pid());
     file.map(File::from)
         .map_err(|errno| Error::kernel(doing(), errno))
 }

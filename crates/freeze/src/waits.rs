@@ -6,6 +6,7 @@ use abi::Addr;
 use resources::task::interrupted::{self, Before, Resume, Stopped};
 use sys::arch::Registers;
 use sys::proc::Status;
+use sys::process::Process;
 use tracee::Thread;
 
 /// A stopped thread's wait in a system call, as far as it is known.
@@ -93,7 +94,7 @@ impl Wait {
         status: &Status,
     ) -> Resume {
         let handler = interrupted::handler_waits(status, thread.saved.mask);
-        let memory = |at| memory(thread.pid, at);
+        let memory = |at| memory(&thread.process, at);
         interrupted::resume(&Stopped {
             registers,
             before: &self.before,
@@ -106,8 +107,8 @@ impl Wait {
 }
 
 /// Reads 16 bytes of a process's memory.
-pub fn memory(pid: i32, at: u64) -> Option<[u8; 16]> {
+pub fn memory(process: &Process, at: u64) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
-    let read = sys::vm::read_exact(pid, Addr(at), &mut bytes);
+    let read = sys::vm::read_exact(process, Addr(at), &mut bytes);
     read.ok().map(|()| bytes)
 }

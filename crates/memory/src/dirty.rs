@@ -8,6 +8,7 @@ use std::io;
 
 use abi::{PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
+use sys::process::Process;
 
 use crate::scan::{Area, each_entry};
 use crate::track::Tracked;
@@ -18,24 +19,25 @@ use crate::{Error, Result};
 /// # Errors
 /// Those of looking at a page of this process.
 pub fn are_there() -> io::Result<bool> {
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
     let fresh = vec![1_u8; 2 * PAGE_BYTES as usize];
     let addr = fresh.as_ptr().addr() as u64 + PAGE_BYTES;
     let mut entry = [Entry::default()];
-    Pagemap::open(pid)?.entries(abi::Addr(addr).page_start(), &mut entry)?;
+    Pagemap::open(&Process::own())?.entries(abi::Addr(addr).page_start(), &mut entry)?;
     Ok(entry[0].is_soft_dirty())
 }
 
-/// Tells which pages of the stopped task `pid` may have changed since [`forget`], in each of
+/// Tells which pages of the stopped `process` may have changed since [`forget`], in each of
 /// `areas`. 14 ms a GiB.
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn scan(pid: i32, areas: &[Area]) -> Result<Vec<Tracked>> {
+pub fn scan(process: &Process, areas: &[Area]) -> Result<Vec<Tracked>> {
     let Some(first) = areas.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.span.start, source))?;
+    let pid = process.pid();
+    let map =
+        Pagemap::open(process).map_err(|source| Error::scan(pid, first.span.start, source))?;
     let scan = |area: &Area| {
         let mut found = Tracked {
             is_tracked: true,
@@ -64,17 +66,16 @@ fn add(found: &mut Tracked, page: Span, entry: Entry) {
     pages.push(page);
 }
 
-/// Clears the bits of the stopped task `pid`: what it writes from now on is found by [`look`].
+/// Clears the bits of the stopped `process`: what it writes from now on is found by [`look`].
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn forget(pid: i32) -> Result<()> {
+pub fn forget(process: &Process) -> Result<()> {
     const SOFT_DIRTY: &str = "4";
-    let cleared = std::fs::OpenOptions::new()
-        .write(true)
-        .open(format!("/proc/{}/clear_refs", sys::asked::tid(pid)))
+    let cleared = process
+        .open_to_write("clear_refs")
         .and_then(|mut file| io::Write::write_all(&mut file, SOFT_DIRTY.as_bytes()));
-    cleared.map_err(|source| Error::scan(pid, abi::Addr(0), source))
+    cleared.map_err(|source| Error::scan(process.pid(), abi::Addr(0), source))
 }
 
 #[cfg(test)]
@@ -134,7 +135,7 @@ mod tests {
         if !are_there().expect("a scan") {
             return eprintln!("this kernel has no soft-dirty bits");
         }
-        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        let own = Process::own();
         let mut bytes = vec![1_u8; 20 * PAGE_BYTES as usize];
         let start = Addr(bytes.as_ptr().addr() as u64 + PAGE_BYTES).page_start();
         let area = Area {
@@ -142,10 +143,10 @@ mod tests {
             file: false,
             apart: false,
         };
-        assert_eq!(scan(pid, &[area]).expect("a scan")[0].written, [area.span]);
-        forget(pid).expect("forgotten");
+        assert_eq!(scan(&own, &[area]).expect("a scan")[0].written, [area.span]);
+        forget(&own).expect("forgotten");
         bytes[6 * PAGE_BYTES as usize] = 2;
-        let found = scan(pid, &[area]).expect("a scan");
+        let found = scan(&own, &[area]).expect("a scan");
         let written = Addr(bytes.as_ptr().addr() as u64 + 6 * PAGE_BYTES).page_start();
         assert_eq!(found[0].written, [Span::new(written, PAGE_BYTES)]);
         assert_eq!(bytes[6 * PAGE_BYTES as usize], 2);

@@ -4,6 +4,7 @@ use std::io;
 use abi::{PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
+use sys::process::Process;
 
 use crate::{Error, PageMaps, Result};
 use abi::spans::Spans;
@@ -60,7 +61,7 @@ impl Found {
     }
 }
 
-/// Finds the pages of task `pid` that belong to nobody else, in each of `areas`, which are in
+/// Finds the pages of `process` that belong to nobody else, in each of `areas`, which are in
 /// ascending order and do not overlap.
 ///
 /// Those are the written pages of anonymous memory and the copied ones of private file mappings,
@@ -70,12 +71,13 @@ impl Found {
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn scan(pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
+pub fn scan(process: &Process, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
     let mut found = vec![Found::default(); areas.len()];
     let Some(first) = areas.first() else {
         return Ok(found);
     };
-    let map = maps.of(pid);
+    let pid = process.pid();
+    let map = maps.of(process);
     let map = map.map_err(|source| Error::scan(pid, first.span.start, source))?;
     let is_large = |area: &Area| !area.file && area.span.bytes() >= LARGE_BYTES;
     // What is mapped between two areas is searched with them.
@@ -222,7 +224,6 @@ mod tests {
 
     #[test]
     fn looking_at_each_page_finds_the_same() {
-        let own = std::process::id() as i32;
         let bytes = vec![1_u8; 20 * PAGE_BYTES as usize];
         let start = Addr(bytes.as_ptr().addr() as u64 + PAGE_BYTES - 1).page_start();
         let span = Span::new(start, 15 * PAGE_BYTES);
@@ -231,10 +232,10 @@ mod tests {
             file: false,
             apart: false,
         };
-        let searched = scan(own, &[area], &mut PageMaps::default()).expect("a search");
+        let searched = scan(&Process::own(), &[area], &mut PageMaps::default()).expect("a search");
         assert_eq!(searched[0].private, [span]);
         let mut listed = [Found::default()];
-        let map = Pagemap::open(own).expect("the own page map");
+        let map = Pagemap::open(&Process::own()).expect("the own page map");
         list(&map, &[area], &mut listed).expect("a list");
         assert_eq!(listed[0], searched[0]);
     }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use abi::{Addr, PAGE_BYTES, Span};
 use pages::{Buffer, Extent, Source};
 use sys::pagemap::{Entry, Pagemap};
+use sys::process::Process;
 
 use crate::scan::{ENTRIES, each_entry};
 use crate::{Error, PageMaps, Result, TaskMemory};
@@ -42,7 +43,7 @@ impl CowSharing {
     /// How many entries are kept for the next relation.
     const KEPT: usize = 512 << 10;
 
-    /// Finds the pages of `spans` that task `child` has in common with `parent`.
+    /// Finds the pages of `spans` that process `child` has in common with `parent`.
     ///
     /// Without `CAP_SYS_ADMIN` the kernel does not tell which those are; then pages with the same
     /// contents are found, which is no difference to the tasks. Swapped pages are not found.
@@ -52,8 +53,8 @@ impl CowSharing {
     /// [`Error::Scan`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
     pub fn shared_with(
         &mut self,
-        parent: i32,
-        child: i32,
+        parent: &Process,
+        child: &Process,
         spans: &[Span],
         maps: &mut PageMaps,
     ) -> Result<Shared> {
@@ -84,14 +85,19 @@ impl CowSharing {
         Ok(shared)
     }
 
-    fn entries(&mut self, pid: i32, around: Span, maps: &mut PageMaps) -> Result<Rc<[Entry]>> {
+    fn entries(
+        &mut self,
+        process: &Process,
+        around: Span,
+        maps: &mut PageMaps,
+    ) -> Result<Rc<[Entry]>> {
         let count = around.pages() as usize;
-        let key = (pid, around.start.page(), count);
+        let key = (process.pid(), around.start.page(), count);
         if let Some(read) = self.read.get(&key) {
             return Ok(read.clone());
         }
         let mut entries = vec![Entry::default(); count];
-        read(pid, maps, around.start, &mut entries)?;
+        read(process, maps, around.start, &mut entries)?;
         let entries = Rc::<[Entry]>::from(entries);
         if self.kept + count > Self::KEPT {
             self.read.clear();
@@ -103,11 +109,12 @@ impl CowSharing {
     }
 }
 
-/// Reads the entries of task `pid` from `start` on. Where its address space ends before, as that of
+/// Reads the entries of `process` from `start` on. Where its address space ends before, as that of
 /// a 32-bit program does, there is nothing above.
-fn read(pid: i32, maps: &mut PageMaps, start: Addr, entries: &mut [Entry]) -> Result<()> {
+fn read(process: &Process, maps: &mut PageMaps, start: Addr, entries: &mut [Entry]) -> Result<()> {
+    let pid = process.pid();
     let failed = |source| Error::scan(pid, start, source);
-    let map = maps.of(pid).map_err(failed)?;
+    let map = maps.of(process).map_err(failed)?;
     match map.entries(start, entries).map_err(failed)? {
         read if read == entries.len() => Ok(()),
         _ => match map
@@ -143,17 +150,18 @@ fn stretches(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
     spans.chunk_by(|one, next| next.start.page() - one.end.page() <= GAP_PAGES)
 }
 
-/// Tells the pages of `spans` that only task `pid` has from those that others may have as well, by
+/// Tells the pages of `spans` that only `process` has from those that others may have as well, by
 /// copy-on-write: the second ones must be read quietly (see [`TaskMemory::quiet`]).
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn exclusive(pid: i32, spans: &[Span]) -> Result<[Spans; 2]> {
+pub fn exclusive(process: &Process, spans: &[Span]) -> Result<[Spans; 2]> {
     let mut kinds = [Spans::new(), Spans::new()];
     let Some(first) = spans.first() else {
         return Ok(kinds);
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.start, source))?;
+    let pid = process.pid();
+    let map = Pagemap::open(process).map_err(|source| Error::scan(pid, first.start, source))?;
     for span in spans {
         let look = |page: Span, entry: Entry| {
             let shared = entry.is_present() && !entry.is_exclusive();
@@ -178,7 +186,7 @@ fn same(one: Entry, other: Entry) -> Option<bool> {
 }
 
 /// Finds the pages of `spans` that have the same contents in both tasks.
-fn compare(parent: i32, child: i32, spans: &[Span]) -> Result<Spans> {
+fn compare(parent: &Process, child: &Process, spans: &[Span]) -> Result<Spans> {
     let mut shared = Spans::new();
     let [of_parent, of_child] = [parent, child].map(TaskMemory::new);
     let mut buffers = [(); 2].map(|()| Buffer::new((COMPARED_PAGES * PAGE_BYTES) as usize));

@@ -8,6 +8,7 @@ use abi::spans::Ranges;
 use abi::{Addr, PAGE_BYTES};
 use pages::{Extent, Source};
 use rustix::io::Errno;
+use sys::process::Process;
 use sys::vm;
 
 use crate::{Error, Result};
@@ -17,7 +18,7 @@ use crate::{Error, Result};
 /// Mappings without read permission are read as well. An extent's `at` is an address of the task.
 #[derive(Debug)]
 pub struct TaskMemory {
-    pid: i32,
+    process: Process,
     /// /proc/PID/mem, opened where it is needed.
     file: OnceLock<File>,
     quiet: bool,
@@ -25,26 +26,26 @@ pub struct TaskMemory {
 }
 
 impl TaskMemory {
-    /// The memory of task `pid`.
+    /// The memory of a process.
     #[must_use]
-    pub const fn new(pid: i32) -> Self {
+    pub fn new(process: &Process) -> Self {
         Self {
-            pid,
+            process: process.clone(),
             file: OnceLock::new(),
             quiet: false,
             running: false,
         }
     }
 
-    /// The memory of task `pid`, read so that pages stay shared which it has by copy-on-write.
+    /// The memory of a process, read so that pages stay shared which it has by copy-on-write.
     ///
     /// `process_vm_readv` pins what it reads, and the kernel gives a task its own copy of a page
     /// before it is pinned; /proc/PID/mem does not pin, but takes twice as long.
     #[must_use]
-    pub fn quiet(pid: i32) -> Self {
+    pub fn quiet(process: &Process) -> Self {
         Self {
             quiet: true,
-            ..Self::new(pid)
+            ..Self::new(process)
         }
     }
 
@@ -60,17 +61,18 @@ impl TaskMemory {
 
     /// Reads pages from `addr` on that only /proc/PID/mem gives out, until one that it does not.
     fn read_forced(&self, addr: Addr, buffer: &mut [u8]) -> Result<usize> {
-        let failed = |source| Error::read(self.pid, addr, source);
+        let failed = |source| Error::read(self.process.pid(), addr, source);
         if self.file.get().is_none() {
-            let file =
-                File::open(format!("/proc/{}/mem", sys::asked::tid(self.pid))).map_err(failed)?;
+            let file = self.process.open("mem").map_err(failed)?;
             // Another thread may have been faster; then its file serves.
             let _ = self.file.set(file);
         }
         let file = self.file.get().expect("set above");
         match file.read_at(buffer, addr.0).map_err(failed)? {
             // So the file answers once the task's memory is gone.
-            0 => Err(Error::Gone { pid: self.pid }),
+            0 => Err(Error::Gone {
+                pid: self.process.pid(),
+            }),
             bytes => Ok(bytes),
         }
     }
@@ -131,12 +133,12 @@ impl TaskMemory {
         let read = if self.quiet {
             Ok(0)
         } else {
-            vm::read_pieces(self.pid, pieces, buffer)
+            vm::read_pieces(&self.process, pieces, buffer)
         };
         let read = match read {
             Ok(read) => read,
             Err(error) if needs_force(&error) => 0,
-            Err(error) => return Err(Error::read(self.pid, addr, error)),
+            Err(error) => return Err(Error::read(self.process.pid(), addr, error)),
         };
         match read {
             0 => self.read_forced(addr, &mut buffer[..bytes]),

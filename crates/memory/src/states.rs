@@ -4,6 +4,7 @@ use abi::Span;
 use abi::spans::Spans;
 use rustix::io::Errno;
 use sys::pagemap::{Category, Mark, Pagemap, Query};
+use sys::process::Process;
 
 use crate::scan::{each_entry, each_found, is};
 use crate::{Error, Result};
@@ -20,13 +21,14 @@ pub struct States {
     pub lost: Spans,
 }
 
-/// Looks at each page of `span` of task `pid`. The caller must have `CAP_SYS_ADMIN`.
+/// Looks at each page of `span` of `process`. The caller must have `CAP_SYS_ADMIN`.
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn states(pid: i32, span: Span) -> Result<States> {
+pub fn states(process: &Process, span: Span) -> Result<States> {
+    let pid = process.pid();
     let failed = |source| Error::scan(pid, span.start, source);
-    let map = Pagemap::open(pid).map_err(failed)?;
+    let map = Pagemap::open(process).map_err(failed)?;
     let mut states = States::default();
     for some in occupied(&map, span).map_err(failed)? {
         each_entry(&map, some, |page, entry| {
@@ -93,8 +95,7 @@ mod tests {
         uffd.zero(page(2, 2), true).expect("zeros");
         uffd.poison(page(6, 1), true).expect("a lost page");
         uffd.write_protect(page(3, 2), true).expect("protected");
-        let own = std::process::id().cast_signed();
-        let found = states(own, span).expect("a look");
+        let found = states(&Process::own(), span).expect("a look");
         assert_eq!(found.present, [page(1, 3)]);
         assert_eq!(found.protected, [page(3, 2)]);
         assert_eq!(found.lost, [page(6, 1)]);

@@ -15,6 +15,7 @@ use std::io;
 use abi::{Addr, PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
+use sys::process::Process;
 
 use crate::scan::{Area, Found, LARGE_BYTES, is, region_buffer, scan_together};
 use crate::{Error, Result};
@@ -40,7 +41,7 @@ pub struct Tracked {
     pub is_tracked: bool,
 }
 
-/// Finds the pages of task `pid` that belong to nobody else, as [`scan()`](crate::scan()) does, and
+/// Finds the pages of `process` that belong to nobody else, as [`scan()`](crate::scan()) does, and
 /// tells which of them are as they were at the last reset, in each of `areas`, which are in
 /// ascending order, do not overlap, and lie in one mapping each.
 ///
@@ -49,11 +50,13 @@ pub struct Tracked {
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn tracked(pid: i32, areas: &[Area], reset: bool) -> Result<Vec<Tracked>> {
+pub fn tracked(process: &Process, areas: &[Area], reset: bool) -> Result<Vec<Tracked>> {
     let Some(first) = areas.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.span.start, source))?;
+    let pid = process.pid();
+    let map =
+        Pagemap::open(process).map_err(|source| Error::scan(pid, first.span.start, source))?;
     let look = |area: &Area| {
         let found = scan_area(&map, *area, reset);
         found.map_err(|source| Error::scan(pid, area.span.start, source))
@@ -61,15 +64,16 @@ pub fn tracked(pid: i32, areas: &[Area], reset: bool) -> Result<Vec<Tracked>> {
     areas.iter().map(look).collect()
 }
 
-/// Tells which mappings of task `pid`, of which `spans` are parts, are tracked.
+/// Tells which mappings of `process`, of which `spans` are parts, are tracked.
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
+pub fn are_tracked(process: &Process, spans: &[Span]) -> Result<Vec<bool>> {
     let Some(first) = spans.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.start, source))?;
+    let pid = process.pid();
+    let map = Pagemap::open(process).map_err(|source| Error::scan(pid, first.start, source))?;
     let look = |span: &Span| {
         let tracked = is_tracked(&map, *span);
         tracked.map_err(|source| Error::scan(pid, span.start, source))
@@ -87,11 +91,12 @@ pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn marked(pid: i32, spans: &[Span]) -> Result<Vec<Span>> {
+pub fn marked(process: &Process, spans: &[Span]) -> Result<Vec<Span>> {
     let Some(first) = spans.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.start, source))?;
+    let pid = process.pid();
+    let map = Pagemap::open(process).map_err(|source| Error::scan(pid, first.start, source))?;
     let mut marked = Vec::new();
     for span in spans {
         let found = candidates(&map, *span, Action::empty());
@@ -106,12 +111,13 @@ pub fn marked(pid: i32, spans: &[Span]) -> Result<Vec<Span>> {
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn protect(pid: i32, spans: &[Span]) -> Result<()> {
+pub fn protect(process: &Process, spans: &[Span]) -> Result<()> {
     let Some(first) = spans.first() else {
         return Ok(());
     };
+    let pid = process.pid();
     let failed = |source| Error::scan(pid, first.start, source);
-    let map = Pagemap::open(pid).map_err(failed)?;
+    let map = Pagemap::open(process).map_err(failed)?;
     for span in spans {
         let area = Area {
             span: *span,

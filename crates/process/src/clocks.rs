@@ -63,7 +63,7 @@ impl TreeClocks {
         let now = Self::now();
         let Some(task) = apart else { return Ok(now) };
         let failed = |error| {
-            let doing = format!("cannot read /proc/{}/timens_offsets", task.pid);
+            let doing = format!("cannot read /proc/{}/timens_offsets", task.pid());
             Error::kernel(doing, error)
         };
         let theirs = Offsets::read(task.proc.as_fd()).map_err(failed)?;

@@ -92,8 +92,8 @@ impl Sources {
         let mut sources = Self::default();
         for memory in inventory.memory.drain(..) {
             let task = match memory.quiet {
-                true => TaskMemory::quiet(memory.pid),
-                false => TaskMemory::new(memory.pid),
+                true => TaskMemory::quiet(&memory.process),
+                false => TaskMemory::new(&memory.process),
             };
             sources.add(task, memory.extents);
         }

@@ -135,7 +135,7 @@ fn targets(frozen: &Frozen) -> Result<Vec<Target>> {
     let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
     let target = |task: &Task| {
         Ok(Target {
-            pid: task.pid,
+            pid: task.pid(),
             start_ticks: task.stat()?.0.start_ticks,
             stopped: task.threads()[0].group_stop.is_some(),
         })
@@ -149,7 +149,7 @@ fn stop_all(frozen: &Frozen, watchdog: &Watchdog, targets: &[Target]) -> Result<
     watchdog.tell(targets)?;
     // A parent that is told of the stop of a child has its own before.
     for thread in frozen.tasks.iter().flat_map(Task::threads) {
-        match sys::signal::to_thread(thread.pid, thread.tid, sys::ptrace::SIGSTOP) {
+        match sys::signal::to_thread(thread.process.pid(), thread.tid, sys::ptrace::SIGSTOP) {
             // Somebody else has killed it.
             Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
             sent => {

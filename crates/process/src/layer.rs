@@ -11,6 +11,7 @@ use memory::scan::{Area, Found};
 use memory::track;
 use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;
+use sys::process::Process;
 use sys::uffd::Uffd;
 
 use crate::collect::Inventory;
@@ -121,7 +122,7 @@ impl Layer {
         let mut pages = 0;
         for memory in &mut inventory.memory {
             let space = memory.space;
-            let Some(unwritten) = unwritten.get(&memory.pid) else {
+            let Some(unwritten) = unwritten.get(&memory.process.pid()) else {
                 continue;
             };
             let all = memory.extents.iter().map(pages::Extent::span);
@@ -154,14 +155,17 @@ impl Layer {
         }
         for mapped in &mapped {
             tracking.lift_marks(mapped)?;
-            let own = inventory.memory.iter().filter(|own| own.pid == mapped.pid);
+            let own = inventory
+                .memory
+                .iter()
+                .filter(|own| own.process == mapped.process);
             let spans = own.flat_map(|own| own.extents.iter().map(pages::Extent::span));
             let mut theirs = inventory.registered.iter();
-            let theirs = theirs.find(|(pid, _)| *pid == mapped.pid);
+            let theirs = theirs.find(|(pid, _)| *pid == mapped.pid());
             let theirs = theirs.map_or(&[][..], |(_, spans)| spans);
             // Marks in what is registered with a userfaultfd of the tree are the program's.
             let spans = spans.flat_map(|span| subtract(&[span], theirs));
-            track::protect(mapped.pid, &spans.collect::<Vec<_>>())?;
+            track::protect(&mapped.process, &spans.collect::<Vec<_>>())?;
         }
         Ok(())
     }
@@ -206,7 +210,7 @@ impl MemoryView for Tracked {
         let listed = self.prepared.mappings(task)?;
         // A mapping that was replaced by one of the same kind in the same place looks as before,
         // but is not tracked any more.
-        if are_watched(task.pid, &listed)? {
+        if are_watched(&task.process, &listed)? {
             return Ok(listed);
         }
         Ok(task.smaps()?)
@@ -220,13 +224,14 @@ impl MemoryView for Tracked {
         &mut self.numbering
     }
 
-    fn pages(&mut self, pid: i32, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {
+    fn pages(&mut self, process: &Process, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {
+        let pid = process.pid();
         let unwritten = self.unwritten.entry(pid).or_default();
         *unwritten = Spans::new();
-        if let Some(found) = self.cleared.find(pid, areas, unwritten)? {
+        if let Some(found) = self.cleared.find(process, areas, unwritten)? {
             return Ok(found);
         }
-        let found = track::tracked(pid, areas, false)?;
+        let found = track::tracked(process, areas, false)?;
         let owner = self.owners.get(&pid);
         let found = found.into_iter().zip(areas).map(|(found, area)| {
             // What somebody else tracks may have been written before they looked.

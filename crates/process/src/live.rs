@@ -38,6 +38,7 @@ use pages::{Drain, Drained};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 use resources::map::registered;
+use sys::process::Process;
 use sys::realtime::Realtime;
 
 use self::memory_view::LiveView;
@@ -164,21 +165,21 @@ impl<'a, 'b> Dump<'a, 'b> {
         let owners = track::memory_owners(&frozen);
         let owner = |pid: i32| owners.get(&pid).copied().unwrap_or(pid);
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
-            limit.check(task.pid)?;
-            if owner(task.pid) != task.pid {
+            limit.check(task.pid())?;
+            if owner(task.pid()) != task.pid() {
                 continue;
             }
             let listed = task.maps()?;
-            track::check_rings(task.pid, &listed)?;
+            track::check_rings(task.pid(), &listed)?;
             let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
             let areas = Areas {
                 spans: memory_view::live_spans(&listed),
                 shared: Vec::new(),
             };
             let (stat, _) = task.stat()?;
-            parents.push((task.pid, owner(stat.ppid)));
-            let space = numbering.space(task.pid, stat.start_ticks);
-            tasks.push((task.pid, space, uffd, areas));
+            parents.push((task.pid(), owner(stat.ppid)));
+            let space = numbering.space(task.pid(), stat.start_ticks);
+            tasks.push((task.process.clone(), space, uffd, areas));
         }
         let sharers = owners.into_iter().filter(|(pid, owner)| pid != owner);
         let sharers = sharers.collect();
@@ -188,7 +189,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         go_on(frozen, None)?;
         drop(realtime);
         draft.report.stopped_since(since);
-        log::info!("{} tasks have a userfaultfd", live.pids().len());
+        log::info!("{} tasks have a userfaultfd", live.processes().count());
         Ok(Self {
             options,
             draft,
@@ -240,7 +241,8 @@ impl<'a, 'b> Dump<'a, 'b> {
     /// Protects and copies what is stale while the tree runs. What is protected when I/O is under
     /// way to it changes unheard of until that is over.
     fn round(&mut self) -> Result<u64> {
-        self.live.unshare(&self.live.pids());
+        let all = self.live.processes().map(Process::pid).collect::<Vec<_>>();
+        self.live.unshare(&all);
         let mut rounds = Vec::new();
         for (pid, areas) in self.areas()? {
             match self.live.protect(pid, &areas) {
@@ -248,8 +250,8 @@ impl<'a, 'b> Dump<'a, 'b> {
                 Err(error) => self.unless_root(pid, error)?,
             }
         }
-        let pids = self.live.pids();
-        settle(self.options, &pids, &mut self.draft.report)?;
+        let processes = self.live.processes().cloned().collect::<Vec<_>>();
+        settle(self.options, &processes, &mut self.draft.report)?;
         let mut copied_bytes = 0;
         for (pid, round) in rounds {
             let progress = |bytes| self.progress.add(bytes);
@@ -273,8 +275,9 @@ impl<'a, 'b> Dump<'a, 'b> {
     /// The anonymous memory of all tasks that are still there.
     fn areas(&self) -> Result<Vec<(i32, Areas)>> {
         let mut all = Vec::new();
-        for pid in self.live.pids() {
-            match read_proc(pid, "maps") {
+        for process in self.live.processes() {
+            let pid = process.pid();
+            match read_proc(process, "maps") {
                 Ok(maps) => {
                     let listed = freeze::parse(&maps)?;
                     let spans = memory_view::live_spans(&listed);
@@ -304,12 +307,16 @@ impl<'a, 'b> Dump<'a, 'b> {
             // They were made since the first stop.
             let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
             for task in living {
-                track::check_rings(task.pid, &task.maps()?)?;
+                track::check_rings(task.pid(), &task.maps()?)?;
             }
         }
         self.progress.stage(Stage::PostFreeze, self.options.tree)?;
         let since = frozen.since;
-        let pids = frozen.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
+        let pids = frozen
+            .tasks
+            .iter()
+            .map(|task| task.pid())
+            .collect::<Vec<_>>();
         self.draft.stopped(&frozen);
         let undo = std::mem::take(&mut inventory.undo);
         let writer = &self.draft.writer;

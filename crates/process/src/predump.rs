@@ -13,6 +13,7 @@ use freeze::returned::freeze_and;
 use freeze::tracker::DEFAULT_TRACK_TIME;
 use memory::TaskMemory;
 use pages::{Equals, Extent};
+use sys::process::Process;
 use sys::realtime::Realtime;
 
 use crate::contents::{Progress, Sources};
@@ -59,8 +60,9 @@ pub(crate) fn dump(
     let inheritance = Inheritance::new(parent.as_ref().map(|one| &*one.reader), tracking.image());
     tracking.begin()?;
     let changes = take_written(&tracking, &mapped)?;
-    let pids = mapped.iter().map(|mapped| mapped.pid).collect::<Vec<_>>();
-    settle(options, &pids, &mut draft.report)?;
+    let processes = mapped.iter().map(|mapped| mapped.process.clone());
+    let processes = processes.collect::<Vec<_>>();
+    settle(options, &processes, &mut draft.report)?;
     let tree = tree(&mapped, &mut numbering);
     let sources = sources(changes, &tree, &inheritance, &mut draft)?;
     draft.writer.record(tree.record());
@@ -82,13 +84,13 @@ pub(crate) fn dump(
 }
 
 /// Finds what all tasks have written, and has the kernel forget it.
-fn take_written(tracking: &Tracking, mapped: &[Mapped]) -> Result<Vec<(i32, Changes)>> {
+fn take_written(tracking: &Tracking, mapped: &[Mapped]) -> Result<Vec<(Process, Changes)>> {
     let mut all = Vec::new();
     for mapped in mapped {
         tracking.lift_marks(mapped)?;
         match tracking.take_written(mapped)? {
-            Some(changes) => all.push((mapped.pid, changes)),
-            None => log::info!("pid {} has ended", mapped.pid),
+            Some(changes) => all.push((mapped.process.clone(), changes)),
+            None => log::info!("pid {} has ended", mapped.pid()),
         }
     }
     Ok(all)
@@ -98,9 +100,9 @@ fn take_written(tracking: &Tracking, mapped: &[Mapped]) -> Result<Vec<(i32, Chan
 /// its memory.
 fn tree(mapped: &[Mapped], numbering: &mut Numbering) -> Tree {
     let node = |(mapped, number): (&Mapped, u32)| Node {
-        pid: mapped.pid,
+        pid: mapped.pid(),
         number,
-        space_number: numbering.space(mapped.pid, mapped.start_ticks).0,
+        space_number: numbering.space(mapped.pid(), mapped.start_ticks).0,
         start_ticks: mapped.start_ticks,
         ..Node::default()
     };
@@ -111,28 +113,28 @@ fn tree(mapped: &[Mapped], numbering: &mut Numbering) -> Tree {
 
 /// What has to be read of the tasks; the rest is left to the parent.
 fn sources(
-    changes: Vec<(i32, Changes)>,
+    changes: Vec<(Process, Changes)>,
     tree: &Tree,
     inheritance: &Inheritance,
     draft: &mut Draft,
 ) -> Result<Sources> {
     let mut sources = Sources::default();
-    for (pid, changes) in changes {
+    for (process, changes) in changes {
         let mut nodes = tree.tasks.iter();
-        let node = nodes.find(|node| node.pid == pid);
+        let node = nodes.find(|node| node.pid == process.pid());
         let space = node.expect("it was listed").space();
         let inherited = inheritance.inherit_unwritten(&draft.writer, space, &changes.unwritten)?;
         let unknown = subtract(&changes.unwritten, &inherited);
         let written = changes.written.and(&unknown);
         draft.report.statistics.parent_pages += inherited.pages();
-        let [plain, quiet] = match memory::shared::exclusive(pid, &written) {
+        let [plain, quiet] = match memory::shared::exclusive(&process, &written) {
             Err(memory::Error::Gone { .. }) => continue,
             kinds => kinds?,
         };
         let extents = |spans: Spans| spans.into_iter().map(|span| Extent::of(space, span));
-        let memory = TaskMemory::new(pid).while_it_runs();
+        let memory = TaskMemory::new(&process).while_it_runs();
         sources.add(memory, extents(plain).collect());
-        let memory = TaskMemory::quiet(pid).while_it_runs();
+        let memory = TaskMemory::quiet(&process).while_it_runs();
         sources.add(memory, extents(quiet).collect());
     }
     Ok(sources)

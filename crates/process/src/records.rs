@@ -14,6 +14,7 @@ use resources::map::registered::{self, Registration, Registrations};
 use resources::map::vdso::{self, Vdso};
 use resources::task::{self, PartState};
 use sys::arch::Registers;
+use sys::process::Process;
 
 mod check;
 mod kind;
@@ -294,6 +295,12 @@ impl<'a> Saved<'a> {
         })
     }
 
+    /// Process `pid` as it is restored.
+    pub fn process(&self, pid: i32) -> Process {
+        let task = self.tasks.iter().find(|task| task.node.pid == pid);
+        task.map_or_else(|| Process::new(pid), SavedTask::process)
+    }
+
     /// Reads the code of those vDSOs that are not this host's, `own`, from the image.
     ///
     /// # Errors
@@ -395,6 +402,13 @@ impl<'a> SavedTask<'a> {
     pub fn living(&self) -> &[SavedThread] {
         let ended = usize::from(self.node.leader_end.is_some());
         self.threads.get(ended..).unwrap_or_default()
+    }
+
+    /// The process as it is restored: the first thread that has not ended answers for it.
+    pub fn process(&self) -> Process {
+        let pid = self.node.pid;
+        let tid = self.living().first().map_or(pid, |thread| thread.tid);
+        Process::answered_by(pid, tid)
     }
 
     fn read(sorted: &Sorted<'a>, node: &Node, descriptions: usize) -> Result<Self> {

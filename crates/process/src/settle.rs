@@ -12,22 +12,27 @@ use freeze::read_proc;
 use freeze::returned::freeze_and;
 use resources::task::interrupted::may_move_data;
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use sys::process::Process;
 use sys::realtime::Realtime;
 
 use crate::end::go_on;
 use crate::statistics::as_micros;
 use crate::{DumpOptions, DumpReport, Result};
 
-/// Returns when no call of the tree is under way any more that was when this began. `pids` are the
-/// tasks whose memory it is about. Stops the tree for that if it has to.
+/// Returns when no call of the tree is under way any more that was when this began. `processes` are
+/// those whose memory it is about. Stops the tree for that if it has to.
 ///
 /// # Errors
 /// Those of [`freeze_and`].
-pub(crate) fn settle(options: &DumpOptions, pids: &[i32], report: &mut DumpReport) -> Result<()> {
-    let Some(pid) = pids.iter().find(|pid| !is_quiet(**pid)) else {
+pub(crate) fn settle(
+    options: &DumpOptions,
+    processes: &[Process],
+    report: &mut DumpReport,
+) -> Result<()> {
+    let Some(busy) = processes.iter().find(|process| !is_quiet(process)) else {
         return Ok(());
     };
-    log::debug!("pid {pid} may be in a call that moves data");
+    log::debug!("pid {} may be in a call that moves data", busy.pid());
     let realtime = Realtime::new();
     let (frozen, ()) = freeze_and(options.tree, options.timeout, |_| Result::Ok(()))?;
     let (since, freezing) = (frozen.since, frozen.freezing);
@@ -40,14 +45,15 @@ pub(crate) fn settle(options: &DumpOptions, pids: &[i32], report: &mut DumpRepor
 
 /// Whether every thread of a task was seen in no call that moves data. One that is made meanwhile
 /// begins later what it does.
-fn is_quiet(pid: i32) -> bool {
+fn is_quiet(process: &Process) -> bool {
+    let pid = process.pid();
     let Ok(tids) = threads(pid) else {
         return false;
     };
     let is_quiet = |tid: &i32| {
-        let syscall = read_proc(pid, &format!("task/{tid}/syscall"));
+        let syscall = read_proc(process, &format!("task/{tid}/syscall"));
         // A leader that has ended makes no call any more.
-        let is_over = || *tid == pid && sys::asked::tid(pid) != pid;
+        let is_over = || *tid == pid && process.is_leaderless();
         syscall.is_ok_and(|syscall| !may_move_data(&syscall)) || is_over()
     };
     // A listing while threads end may leave others out.
@@ -72,12 +78,14 @@ mod tests {
     #[test]
     fn who_waits_for_an_event_is_quiet_and_who_works_is_not() {
         let asleep = Program::new("sleep").arg("1000").spawn();
-        asleep.wait_ready("its sleep", || is_quiet(asleep.pid().cast_signed()));
+        asleep.wait_ready("its sleep", || {
+            is_quiet(&Process::new(asleep.pid().cast_signed()))
+        });
         let busy = Program::new("sh")
             .arg("-c")
             .arg("while :; do :; done")
             .spawn();
-        assert!(!is_quiet(busy.pid().cast_signed()));
+        assert!(!is_quiet(&Process::new(busy.pid().cast_signed())));
         // A read is one whose end nobody knows, whatever it reads.
         let folder = tempfile::tempdir().expect("a folder");
         let fifo = folder.path().join("fifo");
@@ -85,10 +93,10 @@ mod tests {
         let _written_to = File::options().read(true).write(true).open(&fifo);
         let reads = Program::new("cat").arg(&fifo).spawn();
         reads.wait_ready("its read", || {
-            let syscall = read_proc(reads.pid().cast_signed(), "syscall");
+            let syscall = read_proc(&Process::new(reads.pid().cast_signed()), "syscall");
             syscall.is_ok_and(|syscall| syscall.starts_with(b"0 "))
         });
-        assert!(!is_quiet(reads.pid().cast_signed()));
-        assert!(!is_quiet(i32::MAX));
+        assert!(!is_quiet(&Process::new(reads.pid().cast_signed())));
+        assert!(!is_quiet(&Process::new(i32::MAX)));
     }
 }

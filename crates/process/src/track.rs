@@ -28,6 +28,7 @@ use resources::map::listing::{Backing, Listed};
 use resources::map::registered;
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
 
 pub(crate) use self::bits::{Cleared, Way};
@@ -35,7 +36,7 @@ use crate::{Error, Result};
 
 /// The memory of one task as it was listed while the task was stopped.
 pub(crate) struct Mapped {
-    pub pid: i32,
+    pub process: Process,
     pub start_ticks: u64,
     maps: Vec<Map>,
     /// What soft-dirty bits told while it was stopped.
@@ -122,20 +123,20 @@ impl Tracking {
         let limit = frozen.limit;
         let mut all = Vec::new();
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
-            limit.check(task.pid)?;
-            if owners.get(&task.pid) != Some(&task.pid) {
-                log::info!("pid {} uses another's memory: not tracked", task.pid);
+            limit.check(task.pid())?;
+            if owners.get(&task.pid()) != Some(&task.pid()) {
+                log::info!("pid {} uses another's memory: not tracked", task.pid());
                 continue;
             }
             let listed = task.maps()?;
-            check_rings(task.pid, &listed)?;
-            resources::map::memory::check_secret(&listed, task.pid)?;
+            check_rings(task.pid(), &listed)?;
+            resources::map::memory::check_secret(&listed, task.pid())?;
             check_returned(task, &listed)?;
             let start_ticks = task.stat()?.0.start_ticks;
-            let mut mapped = Mapped::new((task.pid, start_ticks), &listed);
+            let mut mapped = Mapped::new((&task.process, start_ticks), &listed);
             let at = known
                 .iter()
-                .position(|known| (known.pid, known.start_ticks) == (task.pid, start_ticks));
+                .position(|known| (known.pid, known.start_ticks) == (task.pid(), start_ticks));
             let held = at.map(|at| known.swap_remove(at));
             if Way::here() == Way::Bits {
                 all.extend(self.take_bits(mapped, held)?);
@@ -162,7 +163,7 @@ impl Tracking {
                 mapped.leave_out(&task.smaps()?);
             }
             self.tasks.push(TrackedTask {
-                pid: task.pid,
+                pid: task.pid(),
                 start_ticks,
                 by: Means::Protection(uffd),
             });
@@ -188,7 +189,7 @@ impl Tracking {
     /// # Errors
     /// [`Error::Pages`], [`Error::Kernel`].
     pub fn lift_marks(&self, mapped: &Mapped) -> Result<()> {
-        let task = self.tasks.iter().find(|task| task.pid == mapped.pid);
+        let task = self.tasks.iter().find(|task| task.pid == mapped.pid());
         let Some(uffd) = task.and_then(|task| task.by.uffd()) else {
             return Ok(());
         };
@@ -197,7 +198,7 @@ impl Tracking {
         let maps = mapped.maps.iter();
         let maps = maps.filter(|map| map.by == By::UsNow || (map.by == By::Us && all));
         let spans = maps.map(|map| map.area.span);
-        let marked = match track::marked(mapped.pid, &spans.collect::<Vec<_>>()) {
+        let marked = match track::marked(&mapped.process, &spans.collect::<Vec<_>>()) {
             Err(memory::Error::Gone { .. }) => return Ok(()),
             marked => marked?,
         };
@@ -205,8 +206,10 @@ impl Tracking {
             match lift(uffd, span) {
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => break,
                 lifted => lifted.map_err(|error| {
-                    let doing =
-                        format!("cannot lift the protection of {span} of pid {}", mapped.pid);
+                    let doing = format!(
+                        "cannot lift the protection of {span} of pid {}",
+                        mapped.pid()
+                    );
                     Error::kernel(doing, error)
                 })?,
             }
@@ -228,7 +231,7 @@ impl Tracking {
             let maps = maps.filter(|map| (map.by != By::Another) == reset);
             let maps = maps.collect::<Vec<_>>();
             let areas = maps.iter().map(|map| map.area).collect::<Vec<_>>();
-            let found = match track::tracked(mapped.pid, &areas, reset) {
+            let found = match track::tracked(&mapped.process, &areas, reset) {
                 Err(memory::Error::Gone { .. }) => return Ok(None),
                 found => found?,
             };
@@ -302,7 +305,7 @@ fn lift(uffd: &Uffd, span: Span) -> std::io::Result<()> {
 }
 
 impl Mapped {
-    fn new((pid, start_ticks): (i32, u64), listed: &[Listed]) -> Self {
+    fn new((process, start_ticks): (&Process, u64), listed: &[Listed]) -> Self {
         let mut maps = Vec::new();
         for listed in listed.iter().filter(|listed| !listed.shared) {
             let file = match listed.backing() {
@@ -324,17 +327,24 @@ impl Mapped {
             });
         }
         Self {
-            pid,
+            process: process.clone(),
             start_ticks,
             maps,
             changes: None,
         }
     }
 
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// Which of it is tracked.
     fn are_tracked(&self) -> Result<Vec<bool>> {
         let spans = self.maps.iter().map(|map| map.area.span);
-        Ok(track::are_tracked(self.pid, &spans.collect::<Vec<_>>())?)
+        Ok(track::are_tracked(
+            &self.process,
+            &spans.collect::<Vec<_>>(),
+        )?)
     }
 
     /// Whether anything is to be tracked and is not yet `known`.
@@ -346,7 +356,7 @@ impl Mapped {
     /// Registers what is to be tracked, and finds what of the `known` somebody else tracks.
     /// Gives whether somebody else has any of it.
     fn register(&mut self, uffd: &Uffd, known: &[bool]) -> bool {
-        let mut is_anothers = false;
+        let (mut is_anothers, pid) = (false, self.pid());
         for (map, known) in self.maps.iter_mut().zip(known) {
             if !*known && !map.tracked {
                 continue;
@@ -358,7 +368,7 @@ impl Mapped {
                     is_anothers |= Errno::from_io_error(&error) == Some(Errno::BUSY);
                     map.by = if *known { By::Another } else { By::Nobody };
                     let span = map.area.span;
-                    log::debug!("pid {}: {span} is not tracked: {error}", self.pid);
+                    log::debug!("pid {pid}: {span} is not tracked: {error}");
                 }
             }
         }
@@ -395,14 +405,15 @@ pub(crate) fn check_rings(pid: i32, listed: &[Listed]) -> Result<()> {
 /// The living tasks, and which of them is the first that has the memory of each: mostly itself.
 pub(crate) fn memory_owners(frozen: &Frozen) -> HashMap<i32, i32> {
     let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
-    let mut pids = living.map(|task| task.pid).collect::<Vec<_>>();
-    let order = |one: &i32, other: &i32| {
-        kcmp::compare(*one, *other, Shared::Memory).unwrap_or_else(|_| one.cmp(other))
+    let mut processes = living.map(|task| &task.process).collect::<Vec<_>>();
+    let order = |one: &&Process, other: &&Process| {
+        let compared = kcmp::compare(one, other, Shared::Memory);
+        compared.unwrap_or_else(|_| one.pid().cmp(&other.pid()))
     };
     // A stable sort: the first stays the first of those that are equal.
-    pids.sort_by(order);
-    let groups = pids.chunk_by(|one, other| order(one, other).is_eq());
-    let owners = groups.flat_map(|group| group.iter().map(|pid| (*pid, group[0])));
+    processes.sort_by(order);
+    let groups = processes.chunk_by(|one, other| order(one, other).is_eq());
+    let owners = groups.flat_map(|group| group.iter().map(|one| (one.pid(), group[0].pid())));
     owners.collect()
 }
 
@@ -411,13 +422,13 @@ pub(crate) fn memory_owners(frozen: &Frozen) -> HashMap<i32, i32> {
 ///
 /// # Errors
 /// [`Error::Pages`].
-pub(crate) fn forget_watched(pid: i32, listed: &mut [Listed]) -> Result<()> {
+pub(crate) fn forget_watched(process: &Process, listed: &mut [Listed]) -> Result<()> {
     let mut watched = listed
         .iter_mut()
         .filter(|map| is_watched(map))
         .collect::<Vec<_>>();
     let spans = watched.iter().map(|listed| listed.span).collect::<Vec<_>>();
-    let tracked = track::are_tracked(pid, &spans)?;
+    let tracked = track::are_tracked(process, &spans)?;
     for (listed, tracked) in watched.iter_mut().zip(tracked) {
         if tracked {
             listed.flags.retain(|flag| flag != b"uw");
@@ -430,10 +441,10 @@ pub(crate) fn forget_watched(pid: i32, listed: &mut [Listed]) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Pages`].
-pub(crate) fn are_watched(pid: i32, listed: &[Listed]) -> Result<bool> {
+pub(crate) fn are_watched(process: &Process, listed: &[Listed]) -> Result<bool> {
     let watched = listed.iter().filter(|map| is_watched(map));
     let spans = watched.map(|listed| listed.span).collect::<Vec<_>>();
-    Ok(!track::are_tracked(pid, &spans)?.contains(&false))
+    Ok(!track::are_tracked(process, &spans)?.contains(&false))
 }
 
 fn is_watched(listed: &Listed) -> bool {

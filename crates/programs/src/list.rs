@@ -466,7 +466,11 @@ pub const PROGRAMS: &[Program] = &[
             "starts a program again for one that asks over the server's socket",
             &[Package {
                 services: &["supervisor.service"],
-                ..package("supervisor", "supervisord", "a socket bound under a name that is gone")
+                ..package(
+                    "supervisor",
+                    "supervisord",
+                    "a socket bound under a name that is gone",
+                )
             }],
             Start::Steps(Recipe::repeated(
                 files!("supervisord.conf", "supervisord.sh"),

@@ -8,7 +8,6 @@
 pub mod credentials;
 mod layout;
 
-use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
@@ -16,6 +15,7 @@ use std::sync::OnceLock;
 use sys::btf::Member;
 use sys::kernel_memory::KernelMemory;
 use sys::per_cpu::{self, PerCpuMap};
+use sys::process::Process;
 
 use credentials::CredentialsReader;
 use layout::Layout;
@@ -246,16 +246,16 @@ impl Kernel {
         Ok(upid.half("nr")?.cast_signed())
     }
 
-    /// The address of the `mm_struct` of process `pid`.
-    pub fn memory_of(&self, pid: i32) -> Result<u64> {
-        let memory = File::open(format!("/proc/{}/mem", sys::asked::tid(pid)))?;
+    /// The address of the `mm_struct` of a process.
+    pub fn memory_of(&self, process: &Process) -> Result<u64> {
+        let memory = process.open("mem")?;
         self.private(self.file(memory.as_fd())?)
     }
 
-    /// The `task_struct` of the thread of process `pid` that counts as the owner of its memory:
+    /// The `task_struct` of the thread of a process that counts as the owner of its memory:
     /// mostly its leader.
-    pub fn owner(&self, pid: i32) -> Result<Structure<'_>> {
-        let owner = self.word_of("mm_struct", "owner", self.memory_of(pid)?)?;
+    pub fn owner(&self, process: &Process) -> Result<Structure<'_>> {
+        let owner = self.word_of("mm_struct", "owner", self.memory_of(process)?)?;
         self.read("task_struct", owner)
     }
 

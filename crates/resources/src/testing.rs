@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use abi::{Addr, Kind, Op, Span};
 use sys::arch::Registers;
+use sys::process::Process;
 use sys::ptrace::{self, RseqArea};
 use syscalls::Sysno;
 use testkit::calls::puppet::Puppet;
@@ -41,6 +42,7 @@ pub(crate) use alone;
 /// A process on which parts are tried out.
 pub struct Stage {
     puppet: Puppet,
+    process: Process,
     allow: Allow,
 }
 
@@ -50,8 +52,13 @@ impl Stage {
         // The puppet inherits ignored signals: from here on this process ignores none.
         testkit::skip::note_end_to_end();
         let puppet = Puppet::start().expect("a puppet");
+        let process = Process::new(puppet.pid());
         let allow = Allow::default();
-        Self { puppet, allow }
+        Self {
+            puppet,
+            process,
+            allow,
+        }
     }
 
     /// The same, without the rseq area that the C library of this program has registered.
@@ -341,8 +348,8 @@ impl Facts for Stage {
         &self.allow
     }
 
-    fn pid(&self) -> i32 {
-        self.puppet.pid()
+    fn process(&self) -> &Process {
+        &self.process
     }
 
     fn tid(&self) -> i32 {

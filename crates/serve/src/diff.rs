@@ -58,7 +58,7 @@ impl Session {
     /// difference has what this one was to have, too.
     pub fn diff(&self, writer: &Writer) -> Result<Difference> {
         let parent = self.parent_of(writer)?;
-        let memory = TaskMemory::new(self.pid);
+        let memory = TaskMemory::new(&self.process);
         let mut difference = Difference::default();
         let (mut stored, mut zero) = (Vec::new(), Vec::new());
         // Faults are answered from here on: what is given up all the same comes for who reads it,
@@ -146,7 +146,7 @@ impl Session {
             for range in known.installed.ranges() {
                 let span = region.span_of(&range);
                 let protected = self.uffd.write_protect(span, true);
-                protected.map_err(|e| Error::call("write-protect", span, self.pid, e))?;
+                protected.map_err(|e| Error::call("write-protect", span, self.pid(), e))?;
             }
             return Ok(());
         }

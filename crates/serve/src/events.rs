@@ -105,9 +105,12 @@ impl Session {
                 given_up.push(span);
             }
             // The child's memory is its own affair.
-            Event::Fork(_) => log::warn!("process {} forked", self.pid),
+            Event::Fork(_) => log::warn!("process {} forked", self.pid()),
             Event::Remap { from, to, .. } => {
-                log::warn!("process {} moved its memory from {from} to {to}", self.pid);
+                log::warn!(
+                    "process {} moved its memory from {from} to {to}",
+                    self.pid()
+                );
             }
             Event::Unknown(number) => log::warn!("a userfaultfd told {number}"),
         }

@@ -69,7 +69,7 @@ impl<'a> Installer<'a> {
                 continue;
             }
             let number = self.session.region_at(fault.addr);
-            let pid = self.session.pid;
+            let pid = self.session.pid();
             let number = number.ok_or(Error::Stray {
                 pid,
                 addr: fault.addr,
@@ -151,7 +151,7 @@ impl<'a> Installer<'a> {
                 Some(Errno::AGAIN) => Ok(Outcome::Again),
                 // It was taken out meanwhile, which woke who waited.
                 Some(Errno::NOENT) => Ok(Outcome::Done("there")),
-                _ => Err(Error::call("let go", span, self.session.pid, error)),
+                _ => Err(Error::call("let go", span, self.session.pid(), error)),
             },
         }
     }
@@ -207,14 +207,14 @@ impl<'a> Installer<'a> {
         }
         log::error!(
             "{span} of process {} is poisoned: {error}",
-            self.session.pid
+            self.session.pid()
         );
         match self.session.uffd.poison(span, true) {
             Ok(_) => Ok(Outcome::Done("poisoned")),
             Err(refused) => match Errno::from_io_error(&refused) {
                 Some(Errno::AGAIN) => Ok(Outcome::Again),
                 Some(Errno::EXIST) => self.poison_protected(span, error),
-                _ => Err(Error::call("poison", span, self.session.pid, refused)),
+                _ => Err(Error::call("poison", span, self.session.pid(), refused)),
             },
         }
     }
@@ -462,7 +462,7 @@ fn why(session: &Session, number: usize, rest: Span, error: &std::io::Error) -> 
         }
         _ => {
             let source = std::io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0));
-            Err(Error::call("fill", rest, session.pid, source))
+            Err(Error::call("fill", rest, session.pid(), source))
         }
     }
 }
@@ -492,7 +492,7 @@ impl Session {
     /// Lets threads that wait for pages look again.
     fn wake(&self, span: Span) -> Result<()> {
         let woken = self.uffd.wake(span);
-        woken.map_err(|error| Error::call("wake who waits for", span, self.pid, error))
+        woken.map_err(|error| Error::call("wake who waits for", span, self.pid(), error))
     }
 
     /// Notes for which pages a thread has waited.

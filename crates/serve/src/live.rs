@@ -83,7 +83,7 @@ impl Session {
             session: self,
             writer,
             parent,
-            pending: Arc::new(Pending::new(&self.regions, self.pid, copied.clone())),
+            pending: Arc::new(Pending::new(&self.regions, &self.process, copied.clone())),
             copied: copied.clone(),
             doubtful: doubtful.collect(),
             stored: Vec::new(),
@@ -176,13 +176,13 @@ impl LiveDiff<'_> {
         let others = subtract(there, &spans(region, &known.installed));
         for native in &spans(region, &known.native) {
             if others.meets(native) && !self.registered.contains(native) {
-                register(&session.uffd, *native, Modes::WP, session.pid)?;
+                register(&session.uffd, *native, Modes::WP, session.pid())?;
                 self.registered.push(*native);
             }
         }
         for span in &others {
             let protected = session.uffd.write_protect(*span, true);
-            protected.map_err(|e| Error::call("write-protect", *span, session.pid, e))?;
+            protected.map_err(|e| Error::call("write-protect", *span, session.pid(), e))?;
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ impl LiveDiff<'_> {
         pending.done(&parts);
         match pending.is_lost() {
             true => Err(Error::Lost {
-                pid: self.session.pid,
+                pid: self.session.pid(),
             }),
             false => Ok(!parts.is_empty()),
         }

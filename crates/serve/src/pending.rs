@@ -15,6 +15,7 @@ use crate::live::Copied;
 use crate::region::Known;
 use crate::session::lock;
 use crate::{Region, Result};
+use sys::process::Process;
 
 /// How much is kept in memory for threads that write; then they wait until some of it is copied.
 pub(crate) const SAVED_MAX_BYTES: u64 = 64 << 20;
@@ -61,7 +62,7 @@ struct Saved {
 
 impl Pending {
     /// None of the pages of a target.
-    pub fn new(regions: &[(Region, Known)], pid: i32, copied: Arc<Copied>) -> Self {
+    pub fn new(regions: &[(Region, Known)], process: &Process, copied: Arc<Copied>) -> Self {
         let wanted = |(region, _): &(Region, Known)| Wanted {
             region: *region,
             all: bits::none(region.len()),
@@ -69,7 +70,7 @@ impl Pending {
         };
         Self {
             parts: regions.iter().map(wanted).collect(),
-            memory: TaskMemory::new(pid),
+            memory: TaskMemory::new(process),
             saved: Mutex::default(),
             lost: AtomicBool::new(false),
             copied,

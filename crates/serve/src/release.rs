@@ -98,7 +98,7 @@ impl Session {
         let (region, known) = &self.regions[number];
         let span = region.span_of(range);
         let began = Instant::now();
-        let failed = |source| Error::call("unregister", span, self.pid, source);
+        let failed = |source| Error::call("unregister", span, self.pid(), source);
         self.uffd.unregister(span).map_err(failed)?;
         known.native.insert(range.clone());
         match self.ability {
@@ -106,7 +106,7 @@ impl Session {
             // What is written there is found by its contents.
             Ability::Told => known.suspects.insert(range.clone()),
             Ability::Found => {
-                register(&self.uffd, span, Modes::WP, self.pid)?;
+                register(&self.uffd, span, Modes::WP, self.pid())?;
                 // A page that comes without a mark is told as written, which costs a difference a
                 // look at what is zero. To mark small ones first would cost every touch a second
                 // fault, and a machine its transparent huge pages.
@@ -137,7 +137,7 @@ impl Session {
                     known.suspects.insert(range.clone());
                     Ok(())
                 }
-                _ => Err(Error::call("write-protect", span, self.pid, error)),
+                _ => Err(Error::call("write-protect", span, self.pid(), error)),
             },
         }
     }
@@ -164,11 +164,11 @@ impl Session {
 
     /// Looks for pages of `spans`.
     pub(crate) fn scan(&self, spans: &[Span], query: &Query, action: Action) -> Result<Spans> {
-        let failed = |span| move |source| Error::call("look at", span, self.pid, source);
+        let failed = |span| move |source| Error::call("look at", span, self.pid(), source);
         let Some(first) = spans.first() else {
             return Ok(Spans::new());
         };
-        let map = Pagemap::open(self.pid).map_err(failed(*first))?;
+        let map = Pagemap::open(&self.process).map_err(failed(*first))?;
         let mut found = Spans::new();
         let mut regions = vec![Found::EMPTY; 1024];
         for span in spans {

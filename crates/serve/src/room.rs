@@ -146,8 +146,8 @@ impl Session {
             any: Category::empty(),
             told: Category::empty(),
         };
-        let failed = |source| Error::call("look at", span, self.pid, source);
-        let map = Pagemap::open(self.pid).map_err(failed)?;
+        let failed = |source| Error::call("look at", span, self.pid(), source);
+        let map = Pagemap::open(&self.process).map_err(failed)?;
         let mut found = [Found::EMPTY; 1];
         let (count, _) = map
             .scan(span, &query, sys::pagemap::Action::empty(), &mut found)
@@ -161,7 +161,7 @@ impl Session {
     pub(crate) fn no_room(&self, span: Span) -> Error {
         let pool = Pool::now().map(|pool| pool.to_string());
         Error::NoRoom {
-            pid: self.pid,
+            pid: self.pid(),
             wanted: format!("the page of 2 MiB at {span}"),
             pool: pool.unwrap_or_else(|| "the host has none".to_owned()),
         }

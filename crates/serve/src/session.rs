@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use image::Reader;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
+use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
 
 use crate::ahead::{Ahead, Pages};
@@ -59,7 +60,7 @@ pub struct Progress {
 /// A target that is served, by several threads.
 pub struct Session {
     pub(crate) uffd: Uffd,
-    pub(crate) pid: i32,
+    pub(crate) process: Process,
     pub(crate) image: Arc<Reader>,
     pub(crate) regions: Vec<(Region, Known)>,
     pub(crate) ability: Ability,
@@ -98,6 +99,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
+    /// The target's pid.
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// Takes a target over: has its writes tracked as far as its descriptor allows, and what is
     /// empty in `image` taken out of the tracking of missing pages. The target may run already.
     ///
@@ -163,7 +169,7 @@ impl Session {
         Ok(Self {
             mappings: AtomicI64::new(crate::release::mappings_left(pid)),
             uffd,
-            pid,
+            process: Process::new(pid),
             image,
             regions: ledger.known(),
             ability,
@@ -308,7 +314,7 @@ impl Session {
         for (region, _) in &self.regions {
             let span = region.span();
             let ended = self.uffd.unregister(span);
-            ended.map_err(|source| Error::call("unregister", span, self.pid, source))?;
+            ended.map_err(|source| Error::call("unregister", span, self.pid(), source))?;
         }
         // Who waits for an event to be read would wait for ever.
         let mut events = Vec::new();

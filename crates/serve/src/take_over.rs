@@ -46,7 +46,7 @@ impl Session {
         for (region, _) in &session.regions {
             let span = region.span();
             let woken = session.uffd.wake(span);
-            woken.map_err(|error| Error::call("wake who waits in", span, session.pid, error))?;
+            woken.map_err(|error| Error::call("wake who waits in", span, session.pid(), error))?;
         }
         Ok(session)
     }
@@ -64,7 +64,7 @@ impl Session {
         }
         if !was_locked {
             // The kernel may have failed to put an event there.
-            return Err(Error::Unsure { pid: self.pid });
+            return Err(Error::Unsure { pid: self.pid() });
         }
         for span in given_up_in(self.ledger.events()) {
             self.note_removed(span);

@@ -3,8 +3,6 @@
 
 use std::io::{self, Error};
 
-use crate::asked;
-
 /// The group that a thread is in, as a number that only says which threads are in the same; 0 for
 /// none. For thread 0 that of the caller.
 ///
@@ -14,7 +12,6 @@ pub fn group(tid: i32) -> io::Result<u64> {
     const PR_SCHED_CORE: libc::c_int = libc::PR_SCHED_CORE;
     const GET: libc::c_ulong = 0;
     const OF_THREAD: libc::c_ulong = 0;
-    let tid = if tid == 0 { 0 } else { asked::tid(tid) };
     let mut group = 0u64;
     let at = &raw mut group;
     // SAFETY: the call writes eight bytes to where `group` lives.

@@ -4,13 +4,14 @@ use std::fs::File;
 
 use crate::numbers;
 use crate::proc::{Stat, Status};
+use crate::process::Process;
 
 /// Whether the process has been killed but is not gone yet, or is gone.
 #[must_use]
 pub fn is_ending(pid: i32) -> bool {
     const PF_EXITING: u32 = libc::PF_EXITING as u32;
     // A leader may have ended long before the others.
-    let pid = crate::asked::find(pid).unwrap_or(pid);
+    let pid = Process::living(pid).tid();
     let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
         return true;
     };

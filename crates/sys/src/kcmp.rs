@@ -2,19 +2,28 @@
 use std::cmp::Ordering;
 use std::io;
 
-use crate::asked;
+use crate::process::Process;
 
-/// Orders the open file descriptions behind two descriptors, each given as the task's pid and its
-/// number there; equal when they are one. The order is the kernel's own and total.
+/// A descriptor of a task.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor<'a> {
+    /// Whose it is.
+    pub process: &'a Process,
+    /// Its number there.
+    pub fd: i32,
+}
+
+/// Orders the open file descriptions behind two descriptors; equal when they are one. The order is
+/// the kernel's own and total.
 ///
 /// # Errors
 /// As kcmp(2): `ESRCH`, `EBADF`, `EPERM` without the right to trace both tasks.
-pub fn compare_files(first: (u32, i32), second: (u32, i32)) -> io::Result<Ordering> {
+pub fn compare_files(first: Descriptor<'_>, second: Descriptor<'_>) -> io::Result<Ordering> {
     const KCMP_FILE: i32 = 0;
-    let ((pid, fd), (other_pid, other_fd)) = (first, second);
-    let [pid, other_pid] = [pid, other_pid].map(asked_by);
+    let [tid, other_tid] = [first, second].map(|one| one.process.tid());
+    let (fd, other_fd) = (first.fd, second.fd);
     // SAFETY: kcmp takes five numbers and touches no memory of this process.
-    let answer = unsafe { libc::syscall(libc::SYS_kcmp, pid, other_pid, KCMP_FILE, fd, other_fd) };
+    let answer = unsafe { libc::syscall(libc::SYS_kcmp, tid, other_tid, KCMP_FILE, fd, other_fd) };
     ordering(answer)
 }
 
@@ -36,13 +45,13 @@ pub enum Shared {
     SemaphoreUndo = 6,
 }
 
-/// Orders what two threads, given by their ids, have of `what`; equal when it is one object. The
+/// Orders what two tasks have of `what`; equal when it is one object. The
 /// order is the kernel's own and total.
 ///
 /// # Errors
 /// As kcmp(2): `ESRCH`, `EPERM` without the right to trace both.
-pub fn compare(first: i32, second: i32, what: Shared) -> io::Result<Ordering> {
-    let [first, second] = [first, second].map(asked::tid);
+pub fn compare(first: &Process, second: &Process, what: Shared) -> io::Result<Ordering> {
+    let [first, second] = [first, second].map(Process::tid);
     // SAFETY: kcmp takes five numbers and touches no memory of this process.
     let answer = unsafe { libc::syscall(libc::SYS_kcmp, first, second, what as i32, 0, 0) };
     ordering(answer)
@@ -59,11 +68,6 @@ pub fn forget_semaphore_undo() -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// The thread by which process `pid` is asked.
-fn asked_by(pid: u32) -> u32 {
-    asked::tid(pid.cast_signed()).cast_unsigned()
 }
 
 fn ordering(answer: libc::c_long) -> io::Result<Ordering> {
@@ -87,23 +91,21 @@ pub struct EpollSlot {
     pub offset: u32,
 }
 
-/// Tells whether `target`, a task's pid and a descriptor there, is the file that `slot` of an
-/// epoll description of task `pid` watches.
+/// Tells whether `target` is the file that `slot` of an epoll description of `process` watches.
 ///
 /// # Errors
 /// As kcmp(2): `ENOENT` when there is no such slot, `EBADF` when one is not open.
-pub fn watches(pid: u32, slot: EpollSlot, target: (u32, i32)) -> io::Result<bool> {
+pub fn watches(process: &Process, slot: EpollSlot, target: Descriptor<'_>) -> io::Result<bool> {
     const KCMP_EPOLL_TFD: i32 = abi::kernel::KCMP_EPOLL_TFD;
-    let (task, fd) = target;
-    let [pid, task] = [pid, task].map(asked_by);
+    let [tid, target_tid] = [process, target.process].map(Process::tid);
     // SAFETY: kcmp reads the slot, which lives until the call is over, and writes nothing.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_kcmp,
-            task,
-            pid,
+            target_tid,
+            tid,
             KCMP_EPOLL_TFD,
-            fd,
+            target.fd,
             &raw const slot,
         )
     };
@@ -117,12 +119,12 @@ pub fn watches(pid: u32, slot: EpollSlot, target: (u32, i32)) -> io::Result<bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, OwnedFd};
 
     #[test]
     fn watched_file_is_found_after_its_number_was_reused() {
         use rustix::event::epoll;
-        let pid = std::process::id();
+        let own = Process::own();
         let create = || epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
         let (outer, inner) = (create(), create());
         let data = epoll::EventData::new_u64(0);
@@ -134,13 +136,20 @@ mod tests {
         };
         let kept = rustix::io::fcntl_dupfd_cloexec(&inner, 0).expect("dup");
         drop(inner);
-        assert!(watches(pid, slot, (pid, kept.as_raw_fd())).expect("kcmp"));
-        assert!(!watches(pid, slot, (pid, outer.as_raw_fd())).expect("kcmp"));
+        let is_watched = |fd: &OwnedFd| {
+            let target = Descriptor {
+                process: &own,
+                fd: fd.as_raw_fd(),
+            };
+            watches(&own, slot, target).expect("kcmp")
+        };
+        assert!(is_watched(&kept));
+        assert!(!is_watched(&outer));
     }
 
     #[test]
     fn threads_of_a_process_share() {
-        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        let own = Process::new(rustix::thread::gettid().as_raw_nonzero().get());
         let (send, receive) = std::sync::mpsc::channel();
         let (done, wait) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || {
@@ -148,15 +157,18 @@ mod tests {
             send.send(tid).expect("the test waits");
             let _ = wait.recv();
         });
-        let tid = receive.recv().expect("the thread tells its id");
+        let other_task = Process::new(receive.recv().expect("the thread tells its id"));
         for what in [
             Shared::Memory,
             Shared::Descriptors,
             Shared::Directories,
             Shared::Actions,
         ] {
-            assert_eq!(compare(own, tid, what).expect("kcmp"), Ordering::Equal);
-            let apart = compare(own, 1, what);
+            assert_eq!(
+                compare(&own, &other_task, what).expect("kcmp"),
+                Ordering::Equal
+            );
+            let apart = compare(&own, &Process::new(1), what);
             assert!(
                 apart.is_err() || apart.is_ok_and(Ordering::is_ne),
                 "{what:?}"
@@ -168,12 +180,16 @@ mod tests {
 
     #[test]
     fn a_description_shared_by_dup_is_one() {
-        let own = std::process::id();
+        let own = Process::own();
         let first = std::fs::File::open("/dev/null").unwrap();
         let second = std::fs::File::open("/dev/null").unwrap();
         let twin = first.try_clone().unwrap();
         let compare = |other: &std::fs::File| {
-            compare_files((own, first.as_raw_fd()), (own, other.as_raw_fd())).unwrap()
+            let [first, other] = [&first, other].map(|file| Descriptor {
+                process: &own,
+                fd: file.as_raw_fd(),
+            });
+            compare_files(first, other).unwrap()
         };
         assert_eq!(compare(&twin), Ordering::Equal);
         assert_ne!(compare(&second), Ordering::Equal);

@@ -6,7 +6,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arch;
-pub mod asked;
 pub mod at_number;
 pub mod boot;
 pub mod bpf_map;
@@ -49,6 +48,7 @@ pub mod per_cpu;
 pub mod perf_event;
 pub mod pidfd;
 pub mod proc;
+pub mod process;
 pub mod ptrace;
 pub mod queue;
 pub mod realtime;

@@ -8,6 +8,8 @@ use abi::{Addr, Span};
 use bitflags::bitflags;
 use linux_raw_sys::general as raw;
 
+use crate::process::Process;
+
 /// The number of `PAGEMAP_SCAN`, which no crate defines: `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: rustix::ioctl::Opcode =
     rustix::ioctl::opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
@@ -208,14 +210,13 @@ impl From<Pagemap> for OwnedFd {
 }
 
 impl Pagemap {
-    /// Opens the page map of task `pid`; the caller must be allowed to trace it.
+    /// Opens the page map of `process`; the caller must be allowed to trace it.
     ///
     /// # Errors
     /// `ENOENT` when there is no such task, `EACCES`. A file opened for a task that has died
     /// answers as if nothing were mapped.
-    pub fn open(pid: i32) -> io::Result<Self> {
-        let asked = crate::asked::tid(pid);
-        File::open(format!("/proc/{asked}/pagemap")).map(Self)
+    pub fn open(process: &Process) -> io::Result<Self> {
+        process.open("pagemap").map(Self)
     }
 
     /// Finds pages of `span`, writes them to `regions` in ascending order and returns how many
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
 
     fn own() -> Pagemap {
-        Pagemap::open(std::process::id() as i32).expect("the own page map")
+        Pagemap::open(&Process::new(std::process::id() as i32)).expect("the own page map")
     }
 
     /// Whether the kernel has no `PAGEMAP_SCAN`.

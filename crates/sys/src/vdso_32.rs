@@ -7,6 +7,8 @@ use abi::{Addr, Span};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use crate::process::Process;
+
 /// What a child has of it.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -70,7 +72,7 @@ fn see(pid: i32, reader: &mut File) -> io::Result<Seen> {
     let code = spans(&maps).into_iter().find(|(_, is_code)| *is_code);
     let (span, _) = code.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut code = vec![0; span.bytes() as usize];
-    crate::vm::read_exact(pid, span.start, &mut code)?;
+    crate::vm::read_exact(&Process::new(pid), span.start, &mut code)?;
     Ok(Seen { maps, code })
 }
 

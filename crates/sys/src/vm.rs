@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use abi::{Addr, Span};
 use libc::iovec;
 
-use crate::asked;
+use crate::process::Process;
 
 /// How many remote pieces one call takes (`UIO_MAXIOV`).
 pub const PIECES_MAX: usize = libc::UIO_MAXIOV as usize;
@@ -29,27 +29,25 @@ fn count(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Reads from process `pid` at `addr`; gives how many bytes could be read before the first page
+/// Reads from `process` at `addr`; gives how many bytes could be read before the first page
 /// that is not there.
 ///
 /// # Errors
 /// `ESRCH`, `EPERM`; `EFAULT` when not even the first byte can be read.
-pub fn read(pid: i32, addr: Addr, buf: &mut [u8]) -> io::Result<usize> {
+pub fn read(process: &Process, addr: Addr, buf: &mut [u8]) -> io::Result<usize> {
     let to = local(buf);
     let from = remote(addr, buf.len());
     // SAFETY: `to` covers a buffer that is borrowed exclusively for the call; `from` is another
     // process's memory, which the kernel checks.
-    count(unsafe {
-        libc::process_vm_readv(asked::tid(pid), &raw const to, 1, &raw const from, 1, 0)
-    })
+    count(unsafe { libc::process_vm_readv(process.tid(), &raw const to, 1, &raw const from, 1, 0) })
 }
 
 /// Reads exactly `buf.len()` bytes.
 ///
 /// # Errors
 /// As [`read`]; `EFAULT` when a part cannot be read.
-pub fn read_exact(pid: i32, addr: Addr, buf: &mut [u8]) -> io::Result<()> {
-    let got = read(pid, addr, buf)?;
+pub fn read_exact(process: &Process, addr: Addr, buf: &mut [u8]) -> io::Result<()> {
+    let got = read(process, addr, buf)?;
     if got == buf.len() {
         Ok(())
     } else {
@@ -65,7 +63,11 @@ pub fn read_exact(pid: i32, addr: Addr, buf: &mut [u8]) -> io::Result<()> {
 ///
 /// # Panics
 /// When `buf` is shorter than the pieces together.
-pub fn read_pieces(pid: i32, pieces: &[(Addr, usize)], buf: &mut [u8]) -> io::Result<usize> {
+pub fn read_pieces(
+    process: &Process,
+    pieces: &[(Addr, usize)],
+    buf: &mut [u8],
+) -> io::Result<usize> {
     let total = pieces.iter().map(|piece| piece.1).sum::<usize>();
     let to = local(&mut buf[..total]);
     let from = pieces
@@ -75,16 +77,14 @@ pub fn read_pieces(pid: i32, pieces: &[(Addr, usize)], buf: &mut [u8]) -> io::Re
     let len = from.len() as u64;
     // SAFETY: `to` covers a buffer that is borrowed exclusively for the call; `from` is another
     // process's memory, which the kernel checks.
-    count(unsafe {
-        libc::process_vm_readv(asked::tid(pid), &raw const to, 1, from.as_ptr(), len, 0)
-    })
+    count(unsafe { libc::process_vm_readv(process.tid(), &raw const to, 1, from.as_ptr(), len, 0) })
 }
 
-/// Writes all of `bytes` to process `pid` at `addr`; its mapping must be writable.
+/// Writes all of `bytes` to `process` at `addr`; its mapping must be writable.
 ///
 /// # Errors
 /// `ESRCH`, `EPERM`; `EFAULT` when a part cannot be written (what came before it was).
-pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
+pub fn write(process: &Process, addr: Addr, bytes: &[u8]) -> io::Result<()> {
     let from = iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
@@ -92,9 +92,8 @@ pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
     let to = remote(addr, bytes.len());
     // SAFETY: `from` covers a borrowed buffer that the call only reads; `to` is another process's
     // memory, which the kernel checks.
-    let put = unsafe {
-        libc::process_vm_writev(asked::tid(pid), &raw const from, 1, &raw const to, 1, 0)
-    };
+    let put =
+        unsafe { libc::process_vm_writev(process.tid(), &raw const from, 1, &raw const to, 1, 0) };
     if count(put)? == bytes.len() {
         Ok(())
     } else {
@@ -107,7 +106,7 @@ pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// As [`write()`]; `EINVAL` for too many pieces.
-pub fn write_pieces(pid: i32, pieces: &[(Addr, &[u8])]) -> io::Result<usize> {
+pub fn write_pieces(process: &Process, pieces: &[(Addr, &[u8])]) -> io::Result<usize> {
     let piece = |(_, bytes): &(Addr, &[u8])| iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
@@ -121,7 +120,7 @@ pub fn write_pieces(pid: i32, pieces: &[(Addr, &[u8])]) -> io::Result<usize> {
     // SAFETY: `from` covers borrowed buffers that the call only reads; `to` is another process's
     // memory, which the kernel checks.
     count(unsafe {
-        libc::process_vm_writev(asked::tid(pid), from.as_ptr(), len, to.as_ptr(), len, 0)
+        libc::process_vm_writev(process.tid(), from.as_ptr(), len, to.as_ptr(), len, 0)
     })
 }
 
@@ -163,17 +162,17 @@ mod tests {
 
     #[test]
     fn own_memory_reads_and_writes_back() {
-        let pid = i32::try_from(std::process::id()).expect("a pid");
+        let own = Process::own();
         let source = [7u8; 100];
         let at = Addr(source.as_ptr() as u64);
         let mut buf = [0u8; 100];
-        assert_eq!(read(pid, at, &mut buf).expect("read"), 100);
+        assert_eq!(read(&own, at, &mut buf).expect("read"), 100);
         assert_eq!(buf, source);
         assert_eq!(
-            read_pieces(pid, &[(at, 3), (at, 4)], &mut buf).expect("read"),
+            read_pieces(&own, &[(at, 3), (at, 4)], &mut buf).expect("read"),
             7
         );
-        let missing = read(pid, Addr(8), &mut buf).expect_err("nothing is mapped there");
+        let missing = read(&own, Addr(8), &mut buf).expect_err("nothing is mapped there");
         assert_eq!(missing.raw_os_error(), Some(libc::EFAULT));
     }
 }

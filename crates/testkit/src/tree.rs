@@ -78,8 +78,9 @@ pub fn is_alive(pid: u32) -> bool {
 /// The thread of `pid` by which /proc tells what the process has: `pid`, unless the first thread
 /// has ended and others run on.
 pub fn asked(pid: u32) -> u32 {
-    let found = sys::asked::find(pid.cast_signed());
-    found.map_or(pid, i32::cast_unsigned)
+    sys::process::Process::living(pid.cast_signed())
+        .tid()
+        .cast_unsigned()
 }
 
 /// The state letter of `pid` as in /proc/PID/stat.

@@ -121,7 +121,7 @@ impl Injection {
     /// # Panics
     /// Without threads.
     pub fn new(threads: Vec<Thread>, memory: File, executable: &[Span]) -> Result<Self> {
-        let pid = threads[0].pid;
+        let pid = threads[0].process.pid();
         let stub = executable.iter().find_map(|span| padding(&memory, *span));
         let stub = stub.ok_or(Error::NoPadding {
             pid,
@@ -164,7 +164,7 @@ impl Injection {
         let mut covered = vec![0; STUB_BYTES];
         let read = memory.read_exact_at(&mut covered, stub.0);
         read.map_err(|_| Error::NoPadding {
-            pid: threads[0].pid,
+            pid: threads[0].process.pid(),
             bytes: STUB_BYTES,
         })?;
         Ok(Self::covering(threads, memory, stub, covered))
@@ -211,10 +211,10 @@ impl Injection {
 
     /// Tells the leader, whose header this is, whether others may be in the area.
     fn set_shared(&self, leader: Addr, shared: bool) -> Result<()> {
-        let pid = self.threads[0].pid;
+        let process = self.threads[0].process.clone();
         let word = u32::from(shared).to_le_bytes();
-        let put = sys::vm::write(pid, leader.plus(offset::SHARED as u64), &word);
-        put.map_err(|e| Error::of(pid, "cannot write the blob's state", e))
+        let put = sys::vm::write(&process, leader.plus(offset::SHARED as u64), &word);
+        put.map_err(|e| Error::of(process.pid(), "cannot write the blob's state", e))
     }
 
     /// Has the leader map the area.
@@ -369,22 +369,22 @@ impl Injection {
 
     /// Writes the code at the area's start, and what follows it.
     fn put(&self, start: Addr, mut code: Vec<u8>, rest: &[u8]) -> Result<()> {
-        let pid = self.threads[0].pid;
-        let failed = |e| Error::of(pid, "cannot write the blob", e);
+        let process = self.threads[0].process.clone();
+        let failed = |e| Error::of(process.pid(), "cannot write the blob", e);
         if !self.is_code_apart {
             code.extend(rest);
-            return sys::vm::write(pid, start, &code).map_err(failed);
+            return sys::vm::write(&process, start, &code).map_err(failed);
         }
         let memory = self.memory.as_ref().expect("given away at the end");
         memory.write_all_at(&code, start.0).map_err(failed)?;
-        sys::vm::write(pid, start.plus(code.len() as u64), rest).map_err(failed)
+        sys::vm::write(&process, start.plus(code.len() as u64), rest).map_err(failed)
     }
 
     /// Waits until every thread has parked; gives what each has left from its header on.
     fn wait_parked(&mut self, places: &[Place]) -> Result<Vec<Vec<u8>>> {
         const LONG_PAUSE: Duration = Duration::from_millis(1);
         const AT_ONCE: usize = 16;
-        let pid = self.threads[0].pid;
+        let process = self.threads[0].process.clone();
         let limit = Limit::begin();
         let mut pause = Duration::from_micros(10);
         let mut answers = Vec::with_capacity(places.len());
@@ -398,8 +398,9 @@ impl Injection {
             loop {
                 // Before the look: one that comes too late has still looked.
                 let is_over = limit.is_over();
-                let got = sys::vm::read_pieces(pid, &pieces, &mut bytes);
-                let got = got.map_err(|e| Error::of(pid, "cannot read the blob's state", e))?;
+                let got = sys::vm::read_pieces(&process, &pieces, &mut bytes);
+                let got =
+                    got.map_err(|e| Error::of(process.pid(), "cannot read the blob's state", e))?;
                 let (words, mut bodies) = bytes.split_at(4 * group.len());
                 if got == bytes.len() && words.chunks(4).all(|word| word != [0; 4]) {
                     for place in group {
@@ -411,7 +412,10 @@ impl Injection {
                 }
                 if is_over {
                     let what = "a batch of calls did not end".to_owned();
-                    return Err(Error::Astray { tid: pid, what });
+                    return Err(Error::Astray {
+                        tid: process.pid(),
+                        what,
+                    });
                 }
                 if pause == LONG_PAUSE {
                     // A stop cannot be blocked: it may have come in the middle.
@@ -515,7 +519,7 @@ impl Drop for Injection {
         if let Err(error) = self.clean() {
             log::warn!(
                 "cannot take the blob out of pid {}: {error}",
-                self.threads[0].pid
+                self.threads[0].process.pid()
             );
         }
     }
@@ -601,6 +605,7 @@ mod tests {
     use std::time::Instant;
 
     use abi::Op;
+    use sys::process::Process;
 
     use super::*;
     use crate::testing::{cat, echo, memory, span_at, stop, vdso};
@@ -752,7 +757,7 @@ mod tests {
         tids.sort_by_key(|tid| *tid != pid);
         let stop = |tid: &i32| {
             let seized = Thread::seize(*tid).expect("seize");
-            seized.stopped(pid, None).expect("stopped")
+            seized.stopped(&Process::new(pid), None).expect("stopped")
         };
         let threads = tids.iter().map(stop).collect::<Vec<_>>();
         let mut injection = Injection::new(threads, memory(pid), &[vdso(pid)]).expect("room");
@@ -871,7 +876,7 @@ mod tests {
         assert_eq!(tids.len(), 4);
         let stop = |tid: &i32| {
             let seized = Thread::seize(*tid).expect("seize");
-            seized.stopped(pid, None).expect("stopped")
+            seized.stopped(&Process::new(pid), None).expect("stopped")
         };
         let calls = Calls(vec![Op::call(186, [0; 6])]);
         let area = killed(|| {
@@ -899,7 +904,8 @@ mod tests {
                 let threads = tids.iter().map(stop).collect::<Vec<_>>();
                 let inside = |thread: &Thread| area.contains(thread.saved.registers.at());
                 let code = span_at(pid, area.start);
-                let all = left_areas(pid, &[vdso(pid), code]).expect("they are read");
+                let all =
+                    left_areas(&Process::new(pid), &[vdso(pid), code]).expect("they are read");
                 let [left] = all[..] else { panic!("{all:?}") };
                 assert_eq!(left.area, area);
                 if !left.is_busy && !threads.iter().any(inside) {

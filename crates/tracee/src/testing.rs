@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use abi::{Addr, Span};
 
 use crate::Thread;
+use sys::process::Process;
 
 pub fn cat() -> (Child, i32) {
     let mut command = Command::new("cat");
@@ -75,7 +76,7 @@ fn span(pid: i32, is_it: impl Fn(&str) -> bool) -> Span {
 
 pub fn stop(pid: i32) -> Vec<Thread> {
     let seized = Thread::seize(pid).expect("seize");
-    vec![seized.stopped(pid, None).expect("stopped")]
+    vec![seized.stopped(&Process::new(pid), None).expect("stopped")]
 }
 
 pub fn memory(pid: i32) -> File {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
 use sys::arch::Registers;
+use sys::process::Process;
 use sys::ptrace::{self, Dispatch, Event};
 
 use crate::arch::self_restore::WayBack;
@@ -37,7 +38,7 @@ impl Saved {
 #[derive(Debug)]
 pub struct Thread {
     /// The process.
-    pub pid: i32,
+    pub process: Process,
     /// The thread.
     pub tid: i32,
     /// What it goes on with.
@@ -70,12 +71,12 @@ impl Seized {
     ///
     /// # Errors
     /// [`Error::Gone`]; [`Error::Stuck`] when it does not stop before `deadline`.
-    pub fn stopped(mut self, pid: i32, deadline: Option<Instant>) -> Result<Thread> {
+    pub fn stopped(mut self, process: &Process, deadline: Option<Instant>) -> Result<Thread> {
         let tid = self.tid;
         self.deadline = deadline;
         let signal = self.wait_for_stop()?;
         let mut thread = Thread {
-            pid,
+            process: process.clone(),
             tid,
             saved: Saved {
                 registers: Registers::default(),
@@ -208,7 +209,7 @@ impl Thread {
             return Ok(());
         }
         let mut pointer = [0; 8];
-        let read = |at, buf: &mut [u8]| sys::vm::read_exact(self.pid, Addr(at), buf);
+        let read = |at, buf: &mut [u8]| sys::vm::read_exact(&self.process, Addr(at), buf);
         let lost = |e| Error::of(self.tid, "cannot read its rseq area", e);
         read(area.addr + 8, &mut pointer).map_err(lost)?;
         let sequence = u64::from_le_bytes(pointer);
@@ -481,7 +482,9 @@ mod tests {
             seen: false,
             deadline: None,
         };
-        let error = seized.stopped(tid, None).expect_err("it ended");
+        let error = seized
+            .stopped(&Process::new(tid), None)
+            .expect_err("it ended");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
         child.kill().expect("kill");
         child.wait().expect("wait");

@@ -53,7 +53,7 @@ pub fn userfaultfd_of_device(
     taken: &[i32],
     features: Features,
 ) -> Result<(Vec<Thread>, Uffd)> {
-    let pid = injection.threads()[0].pid;
+    let pid = injection.threads()[0].process.pid();
     let of = |doing| move |e| Error::of(pid, doing, e);
     let handed = Handed::new(pid, taken, O_NONBLOCK | O_CLOEXEC);
     let handed = handed.map_err(of("it cannot be given /dev/userfaultfd"))?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 use testkit::chance::Chance;
 use testkit::program::Program;
 use testkit::stillframe::Stillframe;
@@ -261,7 +262,8 @@ fn a_program_goes_on_with_a_child_that_has_its_memory() {
             wait_until("more numbers", SOON, || number() > before);
             for (flag, what) in [(0x100, Shared::Memory), (0x800, Shared::Actions)] {
                 let flags = i64::from_str_radix(&flags[2..], 16).expect("a number");
-                let shares = kcmp::compare(program.pid().cast_signed(), child, what);
+                let [one, other] = [program.pid().cast_signed(), child].map(Process::new);
+                let shares = kcmp::compare(&one, &other, what);
                 let shares = shares.expect("they live").is_eq();
                 assert_eq!(shares, flags & flag != 0, "{cycle}: {what:?} of {flags:#x}");
             }

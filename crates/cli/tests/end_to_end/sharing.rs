@@ -6,6 +6,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 use sys::sem::{self, Set};
 use testkit::chance::Chance;
 use testkit::program::{Program, Spawned};
@@ -200,7 +201,8 @@ fn a_dump_of_a_file_system_goes_on_with_one_io_context() {
         let pids = dumping(&program);
         assert!(pids.len() > 3, "{cycle}: {pids:?}");
         for pid in &pids[2..] {
-            let shares = kcmp::compare(pids[1], *pid, Shared::Io).expect("they live");
+            let [one, other] = [pids[1], *pid].map(Process::new);
+            let shares = kcmp::compare(&one, &other, Shared::Io).expect("they live");
             assert!(shares.is_eq(), "{cycle}: {pid} of {pids:?}");
         }
     }

@@ -7,7 +7,7 @@ use rustix::process::geteuid;
 /// When a process was started; none for one that has ended.
 pub fn start_ticks(pid: i32) -> Option<u64> {
     let stat = crate::stat_of(pid)?;
-    (!sys::asked::has_ended(&stat)).then_some(stat.start_ticks)
+    (!sys::process::has_ended(&stat)).then_some(stat.start_ticks)
 }
 
 /// Whether the other side is this user or root.

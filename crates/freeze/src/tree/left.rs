@@ -10,26 +10,27 @@
 
 use resources::task::leader;
 use sys::proc::Stat;
+use sys::process::Process;
 use tracee::Thread;
 
 use crate::{Error, Result};
 
-/// Has `other`, a stopped thread of a process whose leader has ended, be asked from now on. The
+/// Has `other`, a stopped thread of a process whose leader has ended, answer from now on. The
 /// wait status with which the leader has ended.
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`], [`Error::Gone`].
-pub(super) fn ask(other: &Thread) -> Result<i32> {
-    let pid = other.pid;
+pub(super) fn ask(process: &Process, other: &Thread) -> Result<i32> {
+    let pid = process.pid();
     let unsupported = |what| Err(resources::Error::unsupported(pid, what).into());
-    sys::asked::note(pid, other.tid);
-    if let Err(error) = sys::asked::pidfd(pid) {
+    process.answer_by(other.tid);
+    if let Err(error) = process.pidfd() {
         log::debug!("a pidfd of thread {}: {error}", other.tid);
         let what = "a process whose first thread has ended while others run on, on a kernel \
             without pidfds of threads (before Linux 6.9),";
         return unsupported(what.to_owned());
     }
-    let status = status(pid, other.group_stop.is_some())?;
+    let status = status(process, other.group_stop.is_some())?;
     match status & 0x7f {
         0 => Ok(status),
         signal => unsupported(format!(
@@ -40,13 +41,14 @@ pub(super) fn ask(other: &Thread) -> Result<i32> {
 
 /// The wait status of a leader that has ended. While the process is in a group stop, the kernel
 /// tells the stop signal in its place.
-fn status(pid: i32, is_stopped: bool) -> Result<i32> {
+fn status(process: &Process, is_stopped: bool) -> Result<i32> {
+    let pid = process.pid();
     if !is_stopped {
         let stat = std::fs::read(format!("/proc/{pid}/stat")).ok();
         let stat = stat.and_then(|text| Stat::parse(&text).ok());
         return stat.map(|stat| stat.exit_code).ok_or(Error::Gone { pid });
     }
-    Ok(leader::status(pid).unwrap_or_else(|error| {
+    Ok(leader::status(process).unwrap_or_else(|error| {
         log::warn!("pid {pid}: how its first thread ended is not told, 0 is taken: {error}");
         0
     }))

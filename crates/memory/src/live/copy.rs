@@ -173,7 +173,7 @@ fn alive(task: &Task, error: Error) -> Result<()> {
             Ok(())
         }
         error => {
-            log::debug!("task {}: {error}", task.pid);
+            log::debug!("task {}: {error}", task.pid());
             Err(error)
         }
     }

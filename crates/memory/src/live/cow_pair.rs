@@ -34,7 +34,7 @@ impl CowPair {
         let mut maps = PageMaps::default();
         let mut look = |spans: &[Span]| -> Result<Spans> {
             let sharing = &mut CowSharing::default();
-            let shared = sharing.shared_with(parent.pid, child.pid, spans, &mut maps);
+            let shared = sharing.shared_with(&parent.process, &child.process, spans, &mut maps);
             Ok(shared?.common)
         };
         // A page that was moved by the kernel may have left its number to another: of that the

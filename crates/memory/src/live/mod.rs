@@ -41,6 +41,7 @@ use abi::Span;
 use image::{Run, SpaceId, Writer};
 use pages::workers;
 use rustix::event::{EventfdFlags, eventfd};
+use sys::process::Process;
 use sys::uffd::{Features, Uffd};
 
 use crate::{Error, Result};
@@ -89,15 +90,15 @@ impl Round {
 }
 
 impl Live {
-    /// Takes stopped tasks: pid, space, the userfaultfd of its memory, with [`FEATURES`], and that
-    /// memory, which is registered as far as it can be. One that has ended is left out.
+    /// Takes stopped tasks: process, space, the userfaultfd of its memory, with [`FEATURES`], and
+    /// that memory, which is registered as far as it can be. One that has ended is left out.
     ///
     /// # Errors
     /// [`Error::Scan`], [`Error::Register`], [`Error::Thread`].
-    pub fn new(tasks: Vec<(i32, SpaceId, Uffd, Areas)>) -> Result<Self> {
+    pub fn new(tasks: Vec<(Process, SpaceId, Uffd, Areas)>) -> Result<Self> {
         let mut living = Vec::new();
-        for (pid, space, uffd, areas) in tasks {
-            let task = Task::new(pid, space, uffd);
+        for (process, space, uffd, areas) in tasks {
+            let task = Task::new(process, space, uffd);
             match task.and_then(|task| task.adopt(&areas, false).map(|()| task)) {
                 Ok(task) => living.push(Arc::new(task)),
                 Err(Error::Gone { .. }) => {}
@@ -130,17 +131,16 @@ impl Live {
         self.task(pid).is_some()
     }
 
-    /// The pids of these tasks.
-    #[must_use]
-    pub fn pids(&self) -> Vec<i32> {
-        self.tasks.iter().map(|task| task.pid).collect()
+    /// These tasks.
+    pub fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.tasks.iter().map(|task| &task.process)
     }
 
     fn task(&self, pid: i32) -> Option<&Task> {
         self.tasks
             .iter()
             .map(|task| &**task)
-            .find(|task| task.pid == pid)
+            .find(|task| task.pid() == pid)
     }
 
     /// Protects what is not protected in the anonymous mappings of a running task, with several
@@ -200,7 +200,7 @@ impl Live {
     /// # Errors
     /// [`Error::Scan`]. One of them that has ended has nothing in common.
     pub fn find_common(&mut self, child: i32, parent: i32, areas: &[Span]) -> Result<()> {
-        let find = |pid| self.tasks.iter().find(|task| task.pid == pid).cloned();
+        let find = |pid| self.tasks.iter().find(|task| task.pid() == pid).cloned();
         let (Some(child), Some(parent)) = (find(child), find(parent)) else {
             return Ok(());
         };
@@ -217,7 +217,7 @@ impl Live {
     /// was called for each, and now and then before, so that little is left for afterwards.
     pub fn unshare(&self, pids: &[i32]) {
         for cow_pair in &self.cow_pairs {
-            cow_pair.unshare(pids.contains(&cow_pair.parent.pid));
+            cow_pair.unshare(pids.contains(&cow_pair.parent.pid()));
         }
     }
 
@@ -279,7 +279,7 @@ impl Live {
     pub fn finish(&self, pids: &[i32], writer: &Writer, progress: &dyn Fn(u64)) -> Result<bool> {
         let tasks = self.tasks.iter().map(|task| &**task);
         let tasks = tasks
-            .filter(|task| pids.contains(&task.pid))
+            .filter(|task| pids.contains(&task.pid()))
             .collect::<Vec<_>>();
         let whole = self.copy_rest(&tasks, writer, progress);
         if !matches!(whole, Ok(true)) {
@@ -332,7 +332,7 @@ impl Live {
     #[must_use = "the image does not have the stored pages yet"]
     pub fn describe(&self, pids: &[i32], writer: &Writer) -> (Pages, Vec<Run>) {
         let (mut pages, mut stored) = (Pages::default(), Vec::new());
-        for task in self.tasks.iter().filter(|task| pids.contains(&task.pid)) {
+        for task in self.tasks.iter().filter(|task| pids.contains(&task.pid())) {
             task.describe(writer, &mut stored, &mut pages);
         }
         (pages, stored)

@@ -134,7 +134,7 @@ impl Task {
     pub fn populated(&self, spans: &[Span]) -> Result<Vec<Span>> {
         let mut pieces = Vec::new();
         for span in spans {
-            let failed = |source| Error::scan(self.pid, span.start, source);
+            let failed = |source| Error::scan(self.pid(), span.start, source);
             let found = match span.bytes() {
                 ..=SLICE_BYTES => vec![*span],
                 _ => {
@@ -160,7 +160,7 @@ impl Task {
         let mut open = Vec::new();
         for span in &trusted {
             let found = scan(&self.pagemap, *span, &OPEN);
-            let found = found.map_err(|source| Error::scan(self.pid, span.start, source))?;
+            let found = found.map_err(|source| Error::scan(self.pid(), span.start, source))?;
             open.extend(found.into_iter().map(|(span, _)| span));
         }
         // What was discarded before the look is known when all was heard that came before now.
@@ -171,7 +171,7 @@ impl Task {
         let mut surprises = surprises.into_iter().collect::<Vec<_>>();
         surprises.retain(|span| !book.lifted.has(*span));
         if let Some(first) = surprises.first() {
-            let (pid, count) = (self.pid, surprises.len());
+            let (pid, count) = (self.pid(), surprises.len());
             log::info!("pid {pid}: {count} spans were open unexpectedly, the first at {first:?}");
             book.surprised = true;
         }
@@ -186,7 +186,7 @@ impl Task {
             book.known.cut(part);
             book.lifted.take(part);
         }
-        let failed = |source| Error::scan(self.pid, part.start, source);
+        let failed = |source| Error::scan(self.pid(), part.start, source);
         let open = scan(&self.pagemap, part, &OPEN).map_err(failed)?;
         let open = blockwise(open.into_iter().map(|(span, _)| span), part);
         let (is_whole, guards) = self.protect_open(&open, stopped)?;
@@ -230,11 +230,11 @@ impl Task {
             match protected {
                 Ok(()) => {}
                 error if is(&error, Errno::SRCH) => {
-                    return Err(Error::Gone { pid: self.pid });
+                    return Err(Error::Gone { pid: self.pid() });
                 }
                 Err(_) if stopped.is_none() => is_whole = false,
                 Err(source) => {
-                    let (pid, span) = (self.pid, *span);
+                    let (pid, span) = (self.pid(), *span);
                     return Err(Error::Protect { pid, span, source });
                 }
             }
@@ -242,7 +242,7 @@ impl Task {
         let (mut there, mut guards) = (Spans::new(), Spans::new());
         for span in &near {
             let found = scan_there(&self.pagemap, *span);
-            let found = found.map_err(|source| Error::scan(self.pid, span.start, source))?;
+            let found = found.map_err(|source| Error::scan(self.pid(), span.start, source))?;
             for (span, categories) in found {
                 let guard = categories.contains(Category::GUARD);
                 if guard { &mut guards } else { &mut there }.push(span);
@@ -264,7 +264,7 @@ impl Task {
             .iter()
             .take_while(|area| area.start < suspect.end)
         {
-            let failed = |source| Error::scan(self.pid, area.start, source);
+            let failed = |source| Error::scan(self.pid(), area.start, source);
             let found = scan_there(&self.pagemap, area.intersect(suspect)).map_err(failed)?;
             let pages = found
                 .into_iter()
@@ -278,7 +278,7 @@ impl Task {
     /// Finds the pages of `span` that are protected.
     pub fn protected(&self, span: Span) -> Result<Vec<Span>> {
         let found = scan(&self.pagemap, span, &PROTECTED);
-        let found = found.map_err(|source| Error::scan(self.pid, span.start, source))?;
+        let found = found.map_err(|source| Error::scan(self.pid(), span.start, source))?;
         Ok(found.into_iter().map(|(span, _)| span).collect())
     }
 }

@@ -7,6 +7,7 @@ use image::{Run, RunKind, SpaceId, Writer};
 use rustix::io::Errno;
 use sys::mutex::{Guard, Mutex};
 use sys::pagemap::Pagemap;
+use sys::process::Process;
 use sys::uffd::{Modes, Uffd};
 
 use super::blocks::{Block, Blocks, State, block_of, span_of, spans_of};
@@ -40,7 +41,7 @@ pub struct Pages {
 const AT_ONCE: usize = 512;
 
 pub struct Task {
-    pub pid: i32,
+    pub process: Process,
     pub space: SpaceId,
     pub uffd: Uffd,
     pub pagemap: Pagemap,
@@ -87,18 +88,23 @@ pub struct Book {
 }
 
 impl Task {
-    pub fn new(pid: i32, space: SpaceId, uffd: Uffd) -> Result<Self> {
-        let pagemap = Pagemap::open(pid).map_err(|source| Error::scan(pid, Addr(0), source))?;
+    pub fn new(process: Process, space: SpaceId, uffd: Uffd) -> Result<Self> {
+        let pagemap = Pagemap::open(&process)
+            .map_err(|source| Error::scan(process.pid(), Addr(0), source))?;
         Ok(Self {
-            pid,
             space,
             uffd,
             pagemap,
-            memory: TaskMemory::new(pid),
-            quiet: TaskMemory::quiet(pid),
+            memory: TaskMemory::new(&process),
+            quiet: TaskMemory::quiet(&process),
+            process,
             state: Mutex::default(),
             lost: AtomicBool::new(false),
         })
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
     }
 
     /// The book. Whoever has it open makes no call that could wait for the task's threads.
@@ -157,7 +163,7 @@ impl Task {
     }
 
     pub fn register(&self, area: Span) -> Result<()> {
-        let pid = self.pid;
+        let pid = self.pid();
         let registered = self.uffd.register(area, Modes::WP);
         registered.map_err(|source| match Errno::from_io_error(&source) {
             Some(Errno::SRCH) => Error::Gone { pid },

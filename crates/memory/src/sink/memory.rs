@@ -1,5 +1,5 @@
 //! The memory of a task, written from outside whatever is mapped there.
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use abi::{Addr, PAGE_BYTES, Span};
 use pages::Sink;
 use rustix::io::Errno;
+use sys::process::Process;
 use sys::vm;
 
 use crate::{Error, Result};
@@ -28,7 +29,7 @@ const PATIENCE_BLOCKS: u32 = 32;
 /// [`super::Missing`] is faster, unless huge pages are allowed here.
 #[derive(Debug)]
 pub struct Memory {
-    pid: i32,
+    process: Process,
     /// The process, where huge pages may be made.
     huge: Option<OwnedFd>,
     /// Blocks that were slow or refused.
@@ -38,28 +39,28 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The memory of task `pid`.
+    /// The memory of a process.
     #[must_use]
-    pub const fn new(pid: i32) -> Self {
+    pub fn new(process: &Process) -> Self {
         let failed_blocks = AtomicU32::new(0);
         Self {
-            pid,
+            process: process.clone(),
             huge: None,
             failed_blocks,
             file: OnceLock::new(),
         }
     }
 
-    /// The memory of process `pid`, behind `pidfd`, with a huge page for each aligned 2 MiB of
+    /// The memory of a process, behind `pidfd`, with a huge page for each aligned 2 MiB of
     /// which all pages are filled, as long as the kernel has them at hand.
     ///
     /// The pages take no more memory than small ones, and the process sees no difference; mappings
     /// that refuse huge pages get none.
     #[must_use]
-    pub const fn with_huge_pages(pid: i32, pidfd: OwnedFd) -> Self {
+    pub fn with_huge_pages(process: &Process, pidfd: OwnedFd) -> Self {
         let failed_blocks = AtomicU32::new(0);
         Self {
-            pid,
+            process: process.clone(),
             huge: Some(pidfd),
             failed_blocks,
             file: OnceLock::new(),
@@ -68,17 +69,18 @@ impl Memory {
 
     /// Writes through the mapping's protection, until a page that refuses even that.
     fn write_forced(&self, addr: Addr, bytes: &[u8]) -> Result<usize> {
-        let failed = |source| Error::write(self.pid, addr, source);
+        let failed = |source| Error::write(self.process.pid(), addr, source);
         if self.file.get().is_none() {
-            let path = format!("/proc/{}/mem", sys::asked::tid(self.pid));
-            let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
+            let file = self.process.open_to_write("mem").map_err(failed)?;
             // Another thread may have been faster; then its file serves.
             let _ = self.file.set(file);
         }
         let file = self.file.get().expect("set above");
         match file.write_at(bytes, addr.0).map_err(failed)? {
             // So the file answers once the task's memory is gone.
-            0 => Err(Error::Gone { pid: self.pid }),
+            0 => Err(Error::Gone {
+                pid: self.process.pid(),
+            }),
             bytes => Ok(bytes),
         }
     }
@@ -89,10 +91,10 @@ impl Sink for Memory {
         let mut pieces = pieces.to_vec();
         let mut pieces = &mut pieces[..];
         while let Some(&(addr, bytes)) = pieces.first() {
-            let written = match vm::write_pieces(self.pid, pieces) {
+            let written = match vm::write_pieces(&self.process, pieces) {
                 Ok(written) => written,
                 Err(error) if needs_force(&error) => 0,
-                Err(error) => return Err(Error::write(self.pid, addr, error).into()),
+                Err(error) => return Err(Error::write(self.process.pid(), addr, error).into()),
             };
             let written = match written {
                 0 => self.write_forced(addr, bytes)?,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use abi::{Addr, Span};
 use pages::Sink;
 use rustix::io::Errno;
+use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
 
 use crate::{Error, Result};
@@ -20,7 +21,7 @@ const CHANGING: Duration = Duration::from_secs(5);
 /// to the task.
 #[derive(Debug)]
 pub struct Missing {
-    pid: i32,
+    process: Process,
     uffd: Uffd,
     /// What was registered.
     registered: Vec<Span>,
@@ -31,14 +32,15 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// Opens the conversation with `uffd`, which was created in task `pid` and not used yet, and
+    /// Opens the conversation with `uffd`, which was created in `process` and not used yet, and
     /// registers `mappings`, each of which is one mapping of the task or a part of one. Those that
     /// touch are registered together.
     ///
     /// # Errors
     /// [`Error::Register`] with `EINVAL` for a mapping of another kind, such as a private mapping
     /// of a file; [`Error::Gone`].
-    pub fn new(pid: i32, uffd: Uffd, mappings: &[Span]) -> Result<Self> {
+    pub fn new(process: &Process, uffd: Uffd, mappings: &[Span]) -> Result<Self> {
+        let pid = process.pid();
         let first = mappings.first().copied().unwrap_or_default();
         uffd.api(Features::empty())
             .map_err(register_failed(pid, first))?;
@@ -46,11 +48,11 @@ impl Missing {
         mappings.sort_unstable();
         let spans = Spans::of(mappings.iter().copied());
         let mut missing = Self {
-            pid,
+            process: process.clone(),
             uffd,
             registered: Vec::with_capacity(spans.len()),
             mappings,
-            memory: super::Memory::new(pid),
+            memory: super::Memory::new(process),
         };
         for span in &spans {
             missing
@@ -101,11 +103,11 @@ impl Missing {
             }
             // Says "no such mapping", so it is not how a missing task is told.
             Some(Errno::NOENT) => Err(Error::Write {
-                pid: self.pid,
+                pid: self.process.pid(),
                 addr,
                 source: error,
             }),
-            _ => Err(Error::write(self.pid, addr, error)),
+            _ => Err(Error::write(self.process.pid(), addr, error)),
         }
     }
 }

@@ -8,6 +8,7 @@ use image::{Reader, SpaceId};
 use memory::scan::Area;
 use pages::Extent;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use sys::process::Process;
 use sys::uffd::Uffd;
 
 /// The space of all extents here.
@@ -35,6 +36,10 @@ impl Child {
             orders,
             answers,
         }
+    }
+
+    pub fn process(&self) -> Process {
+        Process::new(self.pid())
     }
 
     pub fn pid(&self) -> i32 {
@@ -91,7 +96,7 @@ impl Child {
     #[track_caller]
     pub fn read(&self, span: Span) -> Vec<u8> {
         let mut bytes = vec![0; span.bytes() as usize];
-        sys::vm::read_exact(self.pid(), span.start, &mut bytes).expect("readable memory");
+        sys::vm::read_exact(&self.process(), span.start, &mut bytes).expect("readable memory");
         bytes
     }
 

@@ -14,7 +14,7 @@ pub fn dump(child: &Child, spans: &[Span]) -> (Arc<store::Memory>, Drained) {
     let store = Arc::new(store::Memory::default());
     let writer = Writer::create(store.clone()).expect("a writer");
     let extents: Vec<_> = spans.iter().copied().map(extent).collect();
-    let source = TaskMemory::new(child.pid());
+    let source = TaskMemory::new(&child.process());
     let drained = drain(&source, &extents, &writer, &|_| ()).expect("a drain");
     writer.seal(Seal::default()).expect("an image");
     (store, drained)
@@ -94,7 +94,7 @@ fn a_page_that_is_not_there_is_named() {
         hole.bytes()
     ));
     let writer = Writer::create(Arc::new(store::Memory::default())).expect("a writer");
-    let source = TaskMemory::new(child.pid());
+    let source = TaskMemory::new(&child.process());
     match drain(&source, &[extent(span)], &writer, &|_| ()).map_err(Error::from) {
         Err(Error::Read { pid, addr, .. }) => assert_eq!((pid, addr), (child.pid(), hole.start)),
         other => panic!("{other:?}"),
@@ -108,7 +108,7 @@ fn a_task_that_dies_meanwhile_is_named() {
     let span = child.map("1000", 1000);
     child.put(span, 0, 9, 1000);
     let writer = Writer::create(Arc::new(store::Memory::default())).expect("a writer");
-    let source = TaskMemory::new(child.pid());
+    let source = TaskMemory::new(&child.process());
     let dying = std::sync::Mutex::new(&mut child);
     let seen_bytes = AtomicU64::new(0);
     let outcome = drain(&source, &[extent(span)], &writer, &|bytes| {
@@ -137,7 +137,7 @@ fn several_tasks_share_an_image() {
         .collect();
     let memories = children
         .each_ref()
-        .map(|child| TaskMemory::new(child.pid()));
+        .map(|child| TaskMemory::new(&child.process()));
     let extents: Vec<[pages::Extent; 1]> = (0..)
         .zip(&spans)
         .map(|(space, span)| {
@@ -175,7 +175,7 @@ fn progress_reaches_the_end() {
     let progress = |bytes| {
         most_bytes.fetch_max(bytes, Relaxed);
     };
-    let source = TaskMemory::new(child.pid());
+    let source = TaskMemory::new(&child.process());
     drain(&source, &[extent(span)], &writer, &progress).expect("a drain");
     assert_eq!(most_bytes.into_inner(), span.bytes());
 }

@@ -38,7 +38,7 @@ impl Task {
             spans: vec![span],
             shared: Vec::new(),
         };
-        let tasks = vec![(child.pid(), SPACE, uffd, areas.clone())];
+        let tasks = vec![(child.process(), SPACE, uffd, areas.clone())];
         let live = Live::new(tasks).expect("a live dump");
         let store = Arc::new(store::Memory::default());
         let writer = Writer::create(store.clone()).expect("a writer");

@@ -10,6 +10,7 @@ use pages::{Extent, Sink, fill, place};
 
 use crate::child::{Child, anonymous, extent, part};
 use crate::dump::dump;
+use sys::process::Process;
 
 /// A child with 4,000 pages, 900 of them zero, and its image.
 fn original() -> (Child, Span, Reader) {
@@ -48,7 +49,7 @@ fn fresh_memory_is_filled_through_a_userfaultfd() {
     let (original, span, reader) = original();
     let mut child = Child::start();
     let target = child.map("4000", 4000);
-    let sink = Missing::new(child.pid(), child.uffd(), &[target]).expect("a registration");
+    let sink = Missing::new(&child.process(), child.uffd(), &[target]).expect("a registration");
     let pages = restore(&reader, span, target, &sink).expect("a restore");
     assert_eq!(pages, 3100);
     drop(sink);
@@ -84,7 +85,7 @@ fn mappings_that_touch_are_filled_each_by_itself() {
         assert_eq!(child.ask(&map) as u64, start);
         mappings.push(one);
     }
-    let sink = Missing::new(child.pid(), child.uffd(), &mappings).expect("a registration");
+    let sink = Missing::new(&child.process(), child.uffd(), &mappings).expect("a registration");
     let pages = restore(&reader, span, target, &sink).expect("a restore");
     assert_eq!(pages, 3100);
     drop(sink);
@@ -102,7 +103,7 @@ fn a_page_that_is_there_is_overwritten() {
     let target = child.map("4000", 4000);
     child.put(target, 3, 66, 2);
     child.put(target, 3000, 66, 1);
-    let sink = Missing::new(child.pid(), child.uffd(), &[target]).expect("a registration");
+    let sink = Missing::new(&child.process(), child.uffd(), &[target]).expect("a registration");
     restore(&reader, span, target, &sink).expect("a restore");
     drop(sink);
     assert!(child.read(target) == original.read(span));
@@ -118,7 +119,7 @@ fn memory_is_written_whatever_its_protection() {
         let start = part(target, page, 1).start.0;
         child.ask(&format!("call('mprotect', {start}, 409600, {protection})"));
     }
-    let sink = Memory::new(child.pid());
+    let sink = Memory::new(&child.process());
     restore(&reader, span, target, &sink).expect("a restore");
     child.ask(&format!(
         "call('mprotect', {}, {}, 1)",
@@ -138,7 +139,13 @@ fn private_copies_of_a_file_are_written() {
     let open = format!("20, 3, 2, file({:?}, 20)", path.display().to_string());
     let target = child.map(&open, 20);
     let few = part(span, 250, 10);
-    restore(&reader, few, part(target, 5, 10), &Memory::new(child.pid())).expect("a restore");
+    restore(
+        &reader,
+        few,
+        part(target, 5, 10),
+        &Memory::new(&child.process()),
+    )
+    .expect("a restore");
     assert!(child.read(part(target, 5, 10)) == original.read(few));
     assert!(
         child
@@ -159,7 +166,7 @@ fn whole_blocks_become_huge_pages_where_allowed() {
     let (original, span, reader) = original();
     let mut child = Child::start();
     let target = child.map("4000", 4000);
-    let sink = Memory::with_huge_pages(child.pid(), child.pidfd());
+    let sink = Memory::with_huge_pages(&child.process(), child.pidfd());
     let before_kb = huge_kb(child.pid());
     restore(&reader, span, target, &sink).expect("a restore");
     assert!(child.read(target) == original.read(span));
@@ -186,7 +193,7 @@ fn huge_pages_of_a_task_are_dumped_and_come_back() {
         testkit::skip!("the kernel gives no huge pages");
     }
     let found = memory::scan(
-        child.pid(),
+        &child.process(),
         &[anonymous(span)],
         &mut memory::PageMaps::default(),
     )
@@ -202,7 +209,7 @@ fn huge_pages_of_a_task_are_dumped_and_come_back() {
         target.start.0,
         target.bytes()
     ));
-    restore(&reader, span, target, &Memory::new(other.pid())).expect("a restore");
+    restore(&reader, span, target, &Memory::new(&other.process())).expect("a restore");
     assert!(other.read(target) == child.read(span));
 }
 
@@ -225,7 +232,7 @@ fn parts_of_runs_are_filled() {
     let (original, span, reader) = original();
     let mut child = Child::start();
     let target = child.map("4000", 4000);
-    let sink = Memory::new(child.pid());
+    let sink = Memory::new(&child.process());
     for (page, pages) in [(3, 2), (700, 3), (1099, 2), (1999, 513)] {
         let (from, to) = (part(span, page, pages), part(target, page, pages));
         restore(&reader, from, to, &sink).expect("a restore");
@@ -248,7 +255,7 @@ fn damaged_pages_never_reach_the_task() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = std::sync::Arc::new(store::Directory::open(folder.path()).expect("a store"));
     let writer = image::Writer::create(store.clone()).expect("a writer");
-    let source = memory::TaskMemory::new(child.pid());
+    let source = memory::TaskMemory::new(&child.process());
     pages::drain(&source, &[extent(span)], &writer, &|_| ()).expect("a drain");
     let id = writer.seal(image::Seal::default()).expect("an image");
     let reader = Reader::open(&*store).expect("an image");
@@ -258,7 +265,7 @@ fn damaged_pages_never_reach_the_task() {
     std::os::unix::fs::FileExt::write_at(&file.expect("the pages"), b"?", 5 << 12)
         .expect("a damage");
     let target = child.map("300", 300);
-    match restore(&reader, span, target, &Memory::new(child.pid())) {
+    match restore(&reader, span, target, &Memory::new(&child.process())) {
         Err(Error::Pages(pages::Error::Image {
             source: image::Error::Corrupt { .. },
             ..
@@ -278,17 +285,17 @@ fn a_place_that_cannot_be_filled_is_named() {
     let hole = part(target, 40, 1);
     child.ask(&format!("call('munmap', {}, 4096)", hole.start.0));
     let sources = part(span, 0, 100);
-    match restore(&reader, sources, target, &Memory::new(child.pid())) {
+    match restore(&reader, sources, target, &Memory::new(&child.process())) {
         Err(Error::Write { pid, addr, .. }) => assert_eq!((pid, addr), (child.pid(), hole.start)),
         other => panic!("{other:?}"),
     }
-    match Missing::new(child.pid(), child.uffd(), &[hole]) {
+    match Missing::new(&child.process(), child.uffd(), &[hole]) {
         Err(Error::Register { pid, span, .. }) => assert_eq!((pid, span), (child.pid(), hole)),
         other => panic!("{other:?}"),
     }
     let pid = child.pid();
     child.kill();
-    let outcome = restore(&reader, sources, target, &Memory::new(pid));
+    let outcome = restore(&reader, sources, target, &Memory::new(&Process::new(pid)));
     assert!(
         matches!(outcome, Err(Error::Gone { pid: gone }) if gone == pid),
         "{outcome:?}"

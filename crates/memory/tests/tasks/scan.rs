@@ -8,9 +8,10 @@ use pages::source::allocated;
 use rustix::thread::CapabilitySet;
 
 use crate::child::{Child, anonymous, part};
+use sys::process::Process;
 
 fn scan(pid: i32, areas: &[Area]) -> memory::Result<Vec<Found>> {
-    memory::scan(pid, areas, &mut PageMaps::default())
+    memory::scan(&Process::new(pid), areas, &mut PageMaps::default())
 }
 
 #[test]
@@ -149,7 +150,12 @@ fn a_child_shares_what_neither_has_written() {
     parent.put(span, 20, 77, 1);
     let spans = [part(span, 0, 30), part(span, 30, 34)];
     let shared = CowSharing::default()
-        .shared_with(parent.pid(), child, &spans, &mut PageMaps::default())
+        .shared_with(
+            &parent.process(),
+            &Process::new(child),
+            &spans,
+            &mut PageMaps::default(),
+        )
         .expect("a comparison");
     let shared = shared.common;
     let expected = [(0, 5), (7, 13), (21, 19), (41, 23)];
@@ -176,7 +182,12 @@ fn sharing_is_found_where_the_kernel_hides_it() {
         parent.put(span, 0, 1, 64);
         let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
         let shared = CowSharing::default()
-            .shared_with(parent.pid(), child, &[span], &mut PageMaps::default())
+            .shared_with(
+                &parent.process(),
+                &Process::new(child),
+                &[span],
+                &mut PageMaps::default(),
+            )
             .expect("a comparison");
         let shared = shared.common;
         let expected = [(0, 5), (7, 33), (41, 23)];

@@ -4,6 +4,7 @@ use abi::{PAGE_BYTES, Span};
 use memory::scan::Area;
 use memory::track::{Tracked, marked, protect, tracked};
 use sys::pagemap::{Action, Category, Pagemap, Query, Region};
+use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
 
 use crate::child::{Child, anonymous, part};
@@ -31,7 +32,7 @@ impl Task {
 
     #[track_caller]
     fn scan_span(&self, span: Span, reset: bool) -> Tracked {
-        let found = tracked(self.child.pid(), &[anonymous(span)], reset);
+        let found = tracked(&self.child.process(), &[anonymous(span)], reset);
         found.expect("a scan").remove(0)
     }
 
@@ -109,7 +110,7 @@ fn writes_since_the_last_reset_are_found() {
         task.child.read(task.span);
         assert_eq!(task.written(true), []);
         // But a write from outside is one.
-        sys::vm::write(task.child.pid(), task.part(9, 1).start, &[1]).expect("written");
+        sys::vm::write(&task.child.process(), task.part(9, 1).start, &[1]).expect("written");
         assert_eq!(task.written(true), [task.part(9, 1)]);
     }
 }
@@ -178,7 +179,7 @@ fn memory_that_was_never_touched_is_not_protected() {
     }
     uffd.register(span, Modes::WP).expect("registered");
     let scan = |reset| {
-        tracked(child.pid(), &[anonymous(span)], reset)
+        tracked(&child.process(), &[anonymous(span)], reset)
             .expect("a scan")
             .remove(0)
     };
@@ -189,7 +190,7 @@ fn memory_that_was_never_touched_is_not_protected() {
     assert_eq!(scan(true), nothing);
     assert_eq!(scan(true), nothing);
     child.put(span, 3, 1, 1);
-    let found = tracked(child.pid(), &[anonymous(span)], true)
+    let found = tracked(&child.process(), &[anonymous(span)], true)
         .expect("a scan")
         .remove(0);
     assert_eq!(
@@ -203,7 +204,8 @@ fn a_childs_memory_is_not_tracked_and_starts_unprotected() {
     for pages in SIZES {
         let mut task = start!(pages);
         let forked = task.child.ask(&format!("fork({}, 3)", task.span.start.0)) as i32;
-        let mut all = tracked(forked, &[anonymous(task.span)], true).expect("a scan");
+        let mut all =
+            tracked(&Process::new(forked), &[anonymous(task.span)], true).expect("a scan");
         let found = all.remove(0);
         assert!(!found.is_tracked);
         assert_eq!(
@@ -226,7 +228,7 @@ fn has_bits(pid: i32, span: Span) -> bool {
         any: Category::PRESENT | Category::SWAPPED,
         told: Category::WRITTEN,
     };
-    let map = Pagemap::open(pid).expect("a page map");
+    let map = Pagemap::open(&Process::new(pid)).expect("a page map");
     let mut regions = [Region::EMPTY; 4];
     let (found, _) = map
         .scan(span, &query, Action::empty(), &mut regions)
@@ -303,7 +305,7 @@ fn marks_that_a_joined_mapping_keeps_are_found_and_lifted() {
         task.uffd
             .register(task.span, Modes::WP)
             .expect("registered");
-        let all = marked(pid, &[task.span]).expect("a scan");
+        let all = marked(&Process::new(pid), &[task.span]).expect("a scan");
         for span in all {
             task.uffd.write_protect(span, false).expect("lifted");
         }
@@ -403,7 +405,7 @@ fn exec_leaves_a_memory_that_is_not_tracked() {
     task.child
         .order("os.execvp('sh', ['sh', '-c', 'echo 1; exec sleep 1000'])");
     assert_eq!(task.child.answer(), 1);
-    let found = tracked(pid, &[anonymous(task.span)], true)
+    let found = tracked(&Process::new(pid), &[anonymous(task.span)], true)
         .expect("a scan")
         .remove(0);
     assert_eq!(
@@ -425,7 +427,7 @@ fn the_last_descriptor_takes_the_protection_along() {
     drop(uffd);
     let mut all = child;
     all.ask("os.closerange(3, 100) or 0");
-    let found = tracked(all.pid(), &[anonymous(span)], true)
+    let found = tracked(&all.process(), &[anonymous(span)], true)
         .expect("a scan")
         .remove(0);
     assert!(!found.is_tracked);
@@ -455,7 +457,7 @@ fn of_a_file_copied_pages_are_tracked_and_what_was_given_up_is_not_believed() {
             file: true,
             apart: false,
         };
-        tracked(child.pid(), &[area], reset)
+        tracked(&child.process(), &[area], reset)
             .expect("a scan")
             .remove(0)
     };
@@ -511,7 +513,7 @@ fn pages_are_protected_after_the_scan() {
         task.put(3, 2);
         task.put(20, 10);
         let written = task.written(false);
-        protect(task.child.pid(), &written).expect("protected");
+        protect(&task.child.process(), &written).expect("protected");
         assert_eq!(task.written(false), []);
         task.put(4, 1);
         assert_eq!(task.written(true), [task.part(4, 1)]);

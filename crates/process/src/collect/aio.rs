@@ -11,7 +11,6 @@
 //!   (…)".
 //! - CRIU 4.2: kept, without looking whether requests are under way.
 
-use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -27,35 +26,32 @@ use super::patience::wait_while;
 use crate::Result;
 use crate::obstacles::Obstacles;
 use crate::records::record;
+use sys::process::Process;
 
 /// Waits until no requests are under way any more that end by themselves. Gives whether there are
 /// contexts. What cannot be told is told of by [`contexts`].
 pub(super) fn settle(all: &[Found]) -> Result<bool> {
-    let pids = with_contexts(all).collect::<Vec<_>>();
-    let is_busy = |pid: &i32| {
-        let looked = look(*pid).unwrap_or_default();
+    let processes = with_contexts(all).collect::<Vec<_>>();
+    let is_busy = |process: &&Process| {
+        let looked = look(process).unwrap_or_default();
         looked.iter().any(|one| one.under_way > 0 && !one.waits)
     };
-    wait_while(|| Ok(pids.iter().any(is_busy)))?;
-    Ok(!pids.is_empty())
+    wait_while(|| Ok(processes.iter().any(is_busy)))?;
+    Ok(!processes.is_empty())
 }
 
 /// The processes that have contexts.
-pub(super) fn with_contexts(all: &[Found]) -> impl Iterator<Item = i32> {
+pub(super) fn with_contexts(all: &[Found]) -> impl Iterator<Item = &Process> {
     let having = all.iter().filter(|found| rings(found).next().is_some());
-    having.map(|found| found.node.pid)
+    having.map(|found| &found.process)
 }
 
 fn rings(found: &Found) -> impl Iterator<Item = &Listed> {
     found.listed.iter().filter(|listed| listed.is_aio())
 }
 
-fn memory(pid: i32) -> std::io::Result<File> {
-    File::open(format!("/proc/{}/mem", sys::asked::tid(pid)))
-}
-
-fn look(pid: i32) -> std::io::Result<Vec<Looked>> {
-    aio::look(memory(pid)?.as_fd())
+fn look(process: &Process) -> std::io::Result<Vec<Looked>> {
+    aio::look(process.open("mem")?.as_fd())
 }
 
 /// The record of a task's contexts, if it has any; those that are not saved are noted.
@@ -64,7 +60,7 @@ pub(super) fn contexts(found: &Found, obstacles: &mut Obstacles) -> Result<Optio
     let Some(first) = rings(found).next() else {
         return Ok(None);
     };
-    let looked = match look(pid) {
+    let looked = match look(&found.process) {
         Ok(looked) => looked,
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             let why = format!("its state cannot be looked up in the kernel ({error})");
@@ -82,7 +78,7 @@ pub(super) fn contexts(found: &Found, obstacles: &mut Obstacles) -> Result<Optio
             let start = one.context.address;
             (start..start.saturating_add(one.bytes)).contains(&ring.span.start.0)
         };
-        let context = context_of(pid, ring, looked.iter().find(is_its));
+        let context = context_of(&found.process, ring, looked.iter().find(is_its));
         contexts.extend(obstacles.note(context)?);
     }
     let contexts = Contexts { contexts };
@@ -93,7 +89,8 @@ pub(super) fn contexts(found: &Found, obstacles: &mut Obstacles) -> Result<Optio
     )))
 }
 
-fn context_of(pid: i32, ring: &Listed, looked: Option<&Looked>) -> Result<Context> {
+fn context_of(process: &Process, ring: &Listed, looked: Option<&Looked>) -> Result<Context> {
+    let pid = process.pid();
     let refuse = |why: &str| Err(Error::unsupported(pid, ring.place()).because(why).into());
     let Some(looked) = looked else {
         return refuse("it belongs to no context of this process");
@@ -121,7 +118,7 @@ fn context_of(pid: i32, ring: &Listed, looked: Option<&Looked>) -> Result<Contex
     let failed = |error| Error::kernel(format!("read {} of pid {pid}", ring.place()), error);
     let len = usize::try_from(looked.bytes).expect("it is mapped");
     let mut contents = vec![0; len];
-    let memory = memory(pid).map_err(failed)?;
+    let memory = process.open("mem").map_err(failed)?;
     let read = memory.read_exact_at(&mut contents, ring.span.start.0);
     read.map_err(failed)?;
     let used = contents.iter().rposition(|byte| *byte != 0);

@@ -21,7 +21,7 @@ pub(super) fn collect(frozen: &Frozen, allow: &Allow) -> Result<Option<Record>> 
     let mut found = Found::new();
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
         let membership = Membership::parse(&task.read("cgroup")?);
-        cgroup::check_thawed(task.pid, &membership, &own)?;
+        cgroup::check_thawed(task.pid(), &membership, &own)?;
         threads(task, &membership, &allow.cgroups, &mut found)?;
     }
     let cgroups = cgroup::dump(&found, &own, &allow.cgroups)?;
@@ -35,7 +35,7 @@ fn threads(
     management: &Management,
     found: &mut Found,
 ) -> Result<()> {
-    found.push((task.pid, process.clone()));
+    found.push((task.pid(), process.clone()));
     let others = task.threads().iter().skip(1);
     if others.len() == 0 || !process.may_differ_by_thread(management)? {
         return Ok(());

@@ -29,22 +29,25 @@ pub(super) fn links(
     let mut all: Vec<Vec<Link>> = Vec::with_capacity(frozen.tasks.len());
     let mut places = HashMap::new();
     for (at, task) in frozen.tasks.iter().enumerate() {
-        frozen.limit.check(task.pid)?;
-        places.insert(task.pid, at);
-        if task.is_zombie() || sharing.first(What::Descriptors, task.pid).is_some() {
+        frozen.limit.check(task.pid())?;
+        places.insert(task.pid(), at);
+        if task.is_zombie() || sharing.first(What::Descriptors, task.pid()).is_some() {
             all.push(Vec::new());
             continue;
         }
         let parent = task.stat()?.0.ppid;
         let parent = sharing.first(What::Descriptors, parent).unwrap_or(parent);
-        let parent = places.get(&parent).map(|at| (parent, all[*at].as_slice()));
+        let parent = places.get(&parent).map(|at| table::Parent {
+            process: &frozen.tasks[*at].process,
+            links: &all[*at],
+        });
         let proc = (task.proc.as_fd(), &*task.close_queue);
-        let links = table::links(task.pid, proc, parent)?;
+        let links = table::links(&task.process, proc, parent)?;
         for link in &links {
-            obstacles.note(decider::check(task.pid, proc, link))?;
-            unread::check(task.pid, link, how.allow, fetch)?;
+            obstacles.note(decider::check(task.pid(), proc, link))?;
+            unread::check(&task.process, link, how.allow, fetch)?;
         }
-        how.homework.check_links(task.pid, &links)?;
+        how.homework.check_links(task.pid(), &links)?;
         all.push(links);
     }
     obstacles.check()?;

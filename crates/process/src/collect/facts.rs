@@ -10,13 +10,14 @@ use resources::{Allow, Error, Result};
 use sys::arch::Registers;
 use sys::close::CloseQueue;
 use sys::proc::Status;
+use sys::process::Process;
 use sys::ptrace::{Filter, RseqArea};
 use tracee::Saved;
 
 /// The facts of one thread.
 pub(super) struct ThreadFacts<'a> {
     pub allow: &'a Allow,
-    pub pid: i32,
+    pub process: &'a Process,
     /// The thread by which the process is asked.
     asked: i32,
     pub tid: i32,
@@ -33,13 +34,14 @@ pub(super) struct ThreadFacts<'a> {
 impl<'a> ThreadFacts<'a> {
     pub fn new(
         allow: &'a Allow,
-        (pid, asked, tid): (i32, i32, i32),
+        process: &'a Process,
+        (asked, tid): (i32, i32),
         (proc, close_queue): (BorrowedFd<'a>, &'a CloseQueue),
         (saved, leader_is_known): (Saved, bool),
     ) -> Self {
         Self {
             allow,
-            pid,
+            process,
             asked,
             tid,
             proc,
@@ -84,8 +86,8 @@ impl Facts for ThreadFacts<'_> {
         self.allow
     }
 
-    fn pid(&self) -> i32 {
-        self.pid
+    fn process(&self) -> &Process {
+        self.process
     }
 
     fn tid(&self) -> i32 {
@@ -101,7 +103,7 @@ impl Facts for ThreadFacts<'_> {
         } else {
             format!("task/{}/{name}", self.tid)
         };
-        let text = freeze::read_at(self.proc, self.pid, &path, self.close_queue);
+        let text = freeze::read_at(self.proc, self.pid(), &path, self.close_queue);
         let text: Rc<[u8]> = text.map_err(|error| self.failed(name, error))?.into();
         self.texts
             .borrow_mut()
@@ -133,17 +135,17 @@ impl Facts for ThreadFacts<'_> {
     }
 
     fn has_thread(&self, tid: i32) -> bool {
-        let pid = self.pid;
+        let pid = self.pid();
         let is_thread = || rustix::fs::stat(format!("/proc/{pid}/task/{tid}")).is_ok();
         tid == self.asked || tid != pid && is_thread()
     }
 
     fn filters(&self, tid: i32) -> Result<Vec<Filter>> {
-        if tid == self.pid && tid != self.asked && !self.leader_is_filtered() {
+        if tid == self.pid() && tid != self.asked && !self.leader_is_filtered() {
             return Ok(Vec::new());
         }
         // What others have in common with the leader, they have with who is asked in its place.
-        let tid = if tid == self.pid { self.asked } else { tid };
+        let tid = if tid == self.pid() { self.asked } else { tid };
         let filters = sys::ptrace::filters(tid);
         filters.map_err(|e| Error::kernel(format!("reading the filters of thread {tid}"), e))
     }
@@ -152,7 +154,7 @@ impl Facts for ThreadFacts<'_> {
 impl ThreadFacts<'_> {
     /// Whether the leader, which has ended, had seccomp filters.
     fn leader_is_filtered(&self) -> bool {
-        let status = std::fs::read(format!("/proc/{}/status", self.pid));
+        let status = std::fs::read(format!("/proc/{}/status", self.pid()));
         let status = status.ok().and_then(|text| Status::parse(&text).ok());
         status.is_some_and(|status| status.seccomp != 0)
     }

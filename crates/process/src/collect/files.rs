@@ -29,6 +29,8 @@ use resources::{Allow, Error, ledger};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use sys::close::Deferred;
+use sys::kcmp::Descriptor;
+use sys::process::Process;
 
 use super::how::How;
 use crate::Result;
@@ -67,7 +69,7 @@ pub(super) struct Files {
     at: HashMap<(i32, i32), DescriptionId>,
     opens: Opens<'static>,
     /// The process of each process and thread of the tree, and what that is.
-    tasks: HashMap<i32, (i32, fd::Task)>,
+    tasks: HashMap<i32, (Process, fd::Task)>,
     /// Device and inode of this process's root.
     own_root: OnceCell<(u64, u64)>,
 }
@@ -90,8 +92,9 @@ impl Files {
         };
         let threads = task.threads().iter().map(|thread| thread.tid);
         // The leader as well, should it have ended.
-        let all = threads.chain([task.pid]);
-        self.tasks.extend(all.map(|tid| (tid, (task.pid, state))));
+        let all = threads.chain([task.pid()]);
+        self.tasks
+            .extend(all.map(|tid| (tid, (task.process.clone(), state))));
     }
 
     fn next(&self) -> DescriptionId {
@@ -99,21 +102,23 @@ impl Files {
     }
 
     /// The description behind a descriptor.
-    pub fn descriptor(&mut self, pid: i32, row: Row) -> Result<DescriptionId> {
+    pub fn descriptor(&mut self, process: &Process, row: Row) -> Result<DescriptionId> {
+        let pid = process.pid();
         if let Some(id) = row.same.and_then(|at| self.at.get(&at)).copied() {
             self.at.insert((pid, row.fd), id);
             return Ok(id);
         }
-        let (group, new) = self.grouping.show(pid, &row)?;
+        let (group, new) = self.grouping.show(process, &row)?;
         let next = self.next();
         let id = *self.grouped.entry(group).or_insert(next);
         self.at.insert((pid, row.fd), id);
         if new {
             let fd = row.fd;
-            let fetch = move || fetch(pid, fd);
+            let holder = process.clone();
+            let fetch = move || fetch(&holder, fd);
             self.opens.push(Open::new(
                 id,
-                (pid, fd),
+                (process.clone(), fd),
                 (row.link, row.stat, row.info),
                 fetch,
             ));
@@ -126,22 +131,22 @@ impl Files {
         if let Some(id) = self.at.get(&(pid, row.fd)) {
             let open = &mut self.opens[id.0 as usize];
             // Others that have it as well were asked, too; one says what there is to say.
-            if (open.pid, open.fd) == (pid, row.fd) {
+            if (open.process.pid(), open.fd) == (pid, row.fd) {
                 open.info.clone_from(&row.info);
             }
         }
     }
 
     /// The processes of the tree that have not ended, in ascending order.
-    pub fn processes(&self) -> Vec<i32> {
-        let living = self
-            .tasks
-            .iter()
-            .filter(|(_, task)| task.1 == fd::Task::Alive);
-        let mut pids = living.map(|(_, task)| task.0).collect::<Vec<_>>();
-        pids.sort_unstable();
-        pids.dedup();
-        pids
+    pub fn processes(&self) -> Vec<Process> {
+        let living = self.tasks.values();
+        let living = living.filter(|(_, state)| *state == fd::Task::Alive);
+        let mut processes = living
+            .map(|(process, _)| process.clone())
+            .collect::<Vec<_>>();
+        processes.sort_unstable_by_key(Process::pid);
+        processes.dedup();
+        processes
     }
 
     /// The descriptions of userfaultfds.
@@ -199,10 +204,11 @@ impl Files {
     /// The description of a mapping's file.
     pub fn mapped(
         &mut self,
-        pid: i32,
+        process: &Process,
         proc: &Rc<Deferred>,
         listed: &Listed,
     ) -> Result<DescriptionId> {
+        let pid = process.pid();
         let writes = listed.shared && listed.has(b"mw");
         let flags = if writes { OFlags::RDWR } else { OFlags::RDONLY };
         let key = (listed.dev, listed.ino, flags.bits());
@@ -223,7 +229,7 @@ impl Files {
                 Error::kernel(format!("cannot look at /proc/{pid}/{link}"), errno)
             })?,
         };
-        let id = self.place((pid, proc), link, (listed.name.clone(), stat), flags);
+        let id = self.place((process, proc), link, (listed.name.clone(), stat), flags);
         let open = &mut self.opens[id.0 as usize];
         open.at_path = at_path;
         open.role = format!("mapping {}", listed.span);
@@ -234,11 +240,12 @@ impl Files {
     /// The description of /proc/PID/`name`: "exe", "cwd", "root".
     pub fn link(
         &mut self,
-        pid: i32,
+        process: &Process,
         proc: &Rc<Deferred>,
         name: &str,
         flags: OFlags,
     ) -> Result<DescriptionId> {
+        let pid = process.pid();
         let failed = |errno| Error::kernel(format!("cannot look at /proc/{pid}/{name}"), errno);
         let stat = statat(proc, name, AtFlags::empty()).map_err(failed)?;
         let key = (stat.st_dev, stat.st_ino, flags.bits());
@@ -247,7 +254,7 @@ impl Files {
         }
         let target = rustix::fs::readlinkat(proc, name, Vec::new()).map_err(failed)?;
         let id = self.place(
-            (pid, proc),
+            (process, proc),
             name.to_owned(),
             (target.into_bytes(), stat),
             flags,
@@ -263,21 +270,21 @@ impl Files {
     }
 
     /// Adds a description in flight, which is held here.
-    fn add(&mut self, pid: i32, own: OwnedFd, row: Row) {
+    fn add(&mut self, process: Process, own: OwnedFd, row: Row) {
         let id = self.next();
         let fetch = move || {
             let copy = rustix::io::fcntl_dupfd_cloexec(&own, 0);
             copy.map_err(|errno| Error::kernel("cannot copy a descriptor", errno))
         };
         let seen = (row.link, row.stat, row.info);
-        let mut open = Open::new(id, (pid, -1), seen, fetch);
+        let mut open = Open::new(id, (process, -1), seen, fetch);
         open.in_flight = true;
         self.opens.push(open);
     }
 
     fn place(
         &mut self,
-        (pid, proc): (i32, &Rc<Deferred>),
+        (process, proc): (&Process, &Rc<Deferred>),
         link: String,
         (target, stat): (Vec<u8>, Stat),
         flags: OFlags,
@@ -287,13 +294,17 @@ impl Files {
             flags: flags.bits(),
             ..Info::default()
         };
-        let proc = proc.clone();
+        let (pid, proc) = (process.pid(), proc.clone());
         let fetch = move || {
             let opened = openat(&*proc, &link, flags | OFlags::CLOEXEC, Mode::empty());
             opened.map_err(|errno| Error::kernel(format!("cannot open /proc/{pid}/{link}"), errno))
         };
-        self.opens
-            .push(Open::new(id, (pid, -1), (target, stat, info), fetch));
+        self.opens.push(Open::new(
+            id,
+            (process.clone(), -1),
+            (target, stat, info),
+            fetch,
+        ));
         id
     }
 }
@@ -318,10 +329,11 @@ impl Files {
     }
 }
 
-/// A descriptor of the very description that descriptor `fd` of task `pid` refers to.
-pub(crate) fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
+/// A descriptor of the very description that descriptor `fd` of a process refers to.
+pub(crate) fn fetch(process: &Process, fd: i32) -> resources::Result<OwnedFd> {
+    let pid = process.pid();
     let failed = |errno| Error::kernel(format!("cannot fetch fd {fd} of pid {pid}"), errno);
-    let task = sys::asked::pidfd(pid);
+    let task = process.pidfd();
     let task = task.map_err(|e| Error::kernel(format!("cannot ask pid {pid}"), e))?;
     pidfd_getfd(task, fd, PidfdGetfdFlags::empty()).map_err(failed)
 }
@@ -401,8 +413,8 @@ pub(super) fn describe(
         }
         let added = context.added;
         first = files.opens.len();
-        for (pid, own, row) in added {
-            files.add(pid, own, row);
+        for (process, own, row) in added {
+            files.add(process, own, row);
         }
         kinds = claim(&files.opens[first..], obstacles)?;
     }
@@ -458,7 +470,7 @@ fn record(tag: u16, id: DescriptionId, payload: Vec<u8>) -> Record {
 struct Context<'a> {
     allow: &'a Allow,
     files: &'a Files,
-    added: Vec<(i32, OwnedFd, Row)>,
+    added: Vec<(Process, OwnedFd, Row)>,
     described: &'a mut Described,
     watched: &'a mut Watched,
 }
@@ -516,10 +528,10 @@ impl DumpContext for Context<'_> {
     }
 
     fn process(&self, tid: i32) -> Option<i32> {
-        self.files.tasks.get(&tid).map(|task| task.0)
+        self.files.tasks.get(&tid).map(|task| task.0.pid())
     }
 
-    fn processes(&self) -> Vec<i32> {
+    fn processes(&self) -> Vec<Process> {
         self.files.processes()
     }
 
@@ -527,29 +539,33 @@ impl DumpContext for Context<'_> {
         self.files.numbers(id)
     }
 
-    fn add(&mut self, pid: i32, own: OwnedFd) -> resources::Result<DescriptionId> {
+    fn add(&mut self, process: &Process, own: OwnedFd) -> resources::Result<DescriptionId> {
         let row = resources::fd::table::own(own.as_fd())?;
-        let me = std::process::id().cast_signed();
+        let here = Process::own();
         let key = (row.link.as_slice(), row.stat.st_dev, row.stat.st_ino);
         let equal = |open: &&Open<'_>| {
             key == (open.link.as_slice(), open.stat.st_dev, open.stat.st_ino) && open.fd >= 0
         };
-        let alike = |one: (i32, i32), other: (i32, i32)| {
-            let task = |(pid, fd): (i32, i32)| (pid.cast_unsigned(), fd);
-            sys::kcmp::compare_files(task(one), task(other)).is_ok_and(std::cmp::Ordering::is_eq)
+        let own_file = Descriptor {
+            process: &here,
+            fd: row.fd,
+        };
+        let is_same = |process: &Process, fd: i32| {
+            let other = Descriptor { process, fd };
+            sys::kcmp::compare_files(own_file, other).is_ok_and(std::cmp::Ordering::is_eq)
         };
         let mut known = self.files.opens.iter().filter(equal);
-        if let Some(known) = known.find(|open| alike((me, row.fd), (open.pid, open.fd))) {
+        if let Some(known) = known.find(|open| is_same(&open.process, open.fd)) {
             return Ok(known.id);
         }
         let first = self.files.opens.len();
         let again = self
             .added
             .iter()
-            .position(|(_, _, other)| alike((me, row.fd), (me, other.fd)));
+            .position(|(_, _, other)| is_same(&here, other.fd));
         let at = again.unwrap_or(self.added.len());
         if again.is_none() {
-            self.added.push((pid, own, row));
+            self.added.push((process.clone(), own, row));
         }
         Ok(DescriptionId(
             u32::try_from(first + at).expect("fewer than 2^32 descriptions"),

@@ -74,7 +74,7 @@ fn check_code(task: &Task) -> Result<()> {
     for thread in task.threads() {
         if let Err(what) = thread.saved.registers.check_code() {
             let what = format!("thread {}: {what}", thread.tid);
-            return Err(resources::Error::unsupported(task.pid, what).into());
+            return Err(resources::Error::unsupported(task.pid(), what).into());
         }
     }
     Ok(())
@@ -94,7 +94,7 @@ pub(super) fn check_kind(task: &Task, vdso: &Seen) -> Result<()> {
         if runs_32_bit != is_32_bit {
             let (tid, runs, of) = (thread.tid, bits(runs_32_bit), bits(is_32_bit));
             let what = format!("thread {tid}: {runs}-bit code in a program of {of} bits");
-            return Err(resources::Error::unsupported(task.pid, what).into());
+            return Err(resources::Error::unsupported(task.pid(), what).into());
         }
     }
     Ok(())
@@ -163,7 +163,7 @@ fn check_namespaces(
                 }
                 _ => format!("its own {} namespace", kind.unwrap_or(name)),
             };
-            let refused = resources::Error::unsupported(task.pid, what);
+            let refused = resources::Error::unsupported(task.pid(), what);
             obstacles.note(Err::<(), _>(refused))?;
         }
     }
@@ -177,7 +177,7 @@ fn inode(task: &Task, name: &str) -> Result<Option<u64>> {
         Ok(inode) => Ok(Some(inode)),
         Err(Errno::NOENT) if name == "pid_for_children" => Ok(None),
         Err(errno) => {
-            let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
+            let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid());
             Err(Error::kernel(doing, errno))
         }
     }

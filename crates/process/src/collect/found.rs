@@ -19,6 +19,7 @@ use resources::script::Script;
 use resources::task::{self, Facts, ProcessCheck};
 use resources::{Allow, fd};
 use sys::proc::{Stat, Status};
+use sys::process::Process;
 use syscalls::Sysno;
 use tracee::{Batch, Injection, Thread};
 
@@ -35,6 +36,7 @@ use crate::records::{Descriptors, Node, Place, State, TaskId, What, record, tag}
 
 /// One task, looked at.
 pub(super) struct Found {
+    pub process: Process,
     pub node: Node,
     pub stat: Stat,
     /// Its mappings; none of one whose memory is another's that was looked at before.
@@ -90,11 +92,11 @@ impl Found {
         (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
     ) -> Result<Self> {
         let task = one.task;
-        let pid = task.pid;
-        let (stat, _) = task.stat()?;
+        let ((stat, _), pid) = (task.stat()?, task.pid());
         let next = before.last().map_or(TaskId::FIRST, Self::next_id);
         let leader_is_known = before.iter().any(|one| one.node.pid == stat.session);
         let mut found = Self {
+            process: task.process.clone(),
             node: node(task, &stat, next),
             stat,
             listed: Vec::new(),
@@ -126,8 +128,8 @@ impl Found {
         }
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
-        let seen = obstacles.note(vdsos.inspect(task, &mut found.listed))?;
-        found.vdso = seen.unwrap_or_default();
+        let vdso = obstacles.note(vdsos.inspect(task, &mut found.listed))?;
+        found.vdso = vdso.unwrap_or_default();
         obstacles.note(fitness::check_kind(task, &found.vdso))?;
         if first.is_some() {
             found.others_listed = std::mem::take(&mut found.listed);
@@ -145,8 +147,8 @@ impl Found {
             None => found.statuses[0].ns_tids.clone(),
             Some(_) => leader::status(task)?.ns_tids,
         };
-        let parent = sharing.first(What::Descriptors, found.node.parent);
-        let parent = parent.unwrap_or(found.node.parent);
+        let parent = found.node.parent;
+        let parent = sharing.first(What::Descriptors, parent).unwrap_or(parent);
         let parent = before.iter().find(|one| one.node.pid == parent);
         let parent = parent.map_or(&[][..], |one| &one.rows);
         let proc = (task.proc.as_fd(), &*task.close_queue);
@@ -187,7 +189,7 @@ impl Found {
     ) -> ThreadFacts<'a> {
         let proc = (task.proc.as_fd(), &*task.close_queue);
         let known = (thread.saved, self.leader_is_known);
-        ThreadFacts::new(allow, (task.pid, asked, thread.tid), proc, known)
+        ThreadFacts::new(allow, &task.process, (asked, thread.tid), proc, known)
     }
 
     /// Whether it must be asked of its descriptors before these are described.
@@ -392,7 +394,7 @@ impl Found {
         outside: &OfTask,
         (spaces, view): (&mut spaces::Spaces, &mut dyn MemoryView),
     ) -> Result<Memory> {
-        let pid = task.pid;
+        let pid = task.pid();
         let mut mappings = Vec::with_capacity(self.listed.len());
         for (listed, file) in self.listed.iter().zip(&outside.mapped) {
             let policy = self.policies.get(&listed.span.start).cloned();
@@ -401,7 +403,7 @@ impl Found {
                 ..Mapping::of(listed, pid, *file)?
             });
         }
-        let whose = (pid, self.node.space());
+        let whose = (&self.process, self.node.space());
         let listed = (&*self.listed, &*self.registered);
         spaces.scan(whose, &mut mappings, listed, view)?;
         let stat = &self.stat;
@@ -446,8 +448,8 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
     };
     let group_stop = threads.first().and_then(|leader| leader.group_stop);
     let has_terminal = state != State::Zombie && stat.tty != 0;
-    let leads = stat.session == task.pid && has_terminal;
-    let leader = task.leader_end.map(|_| task.pid);
+    let leads = stat.session == task.pid() && has_terminal;
+    let leader = task.leader_end.map(|_| task.pid());
     let tids = leader.into_iter();
     let tids = tids.chain(threads.iter().map(|thread| thread.tid));
     let tids = tids.collect::<Vec<_>>();
@@ -474,7 +476,7 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
         uids: Vec::new(),
         gids: Vec::new(),
         groups: Vec::new(),
-        pid: task.pid,
+        pid: task.pid(),
         parent: stat.ppid,
         group: stat.pgrp,
         session: stat.session,

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// What /proc/PID/status says of the leader itself.
 pub(super) fn status(task: &Task) -> Result<Status> {
-    let pid = task.pid;
+    let pid = task.pid();
     let text = std::fs::read(format!("/proc/{pid}/status"));
     let text = text.map_err(|_| Error::Gone { pid })?;
     let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
@@ -27,7 +27,7 @@ pub(super) fn records(
     (own, asked): (TaskId, TaskId),
     records: &[Record],
 ) -> Result<Vec<Record>> {
-    let pid = task.pid;
+    let pid = task.pid();
     let of_asked = |tag| {
         let mut all = records.iter();
         let found = all.find(|record| (record.tag, record.id) == (tag, asked.get()));

@@ -11,6 +11,7 @@ use resources::map::vdso::Vdso;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use sys::close::CloseQueue;
 use sys::proc::Stat;
+use sys::process::Process;
 
 use crate::error::invalid;
 use crate::numbering::Numbering;
@@ -22,7 +23,12 @@ pub(crate) trait MemoryView {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>>;
 
     /// Finds the pages to be stored of a stopped task's `areas`, and their guard regions.
-    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>>;
+    fn pages(
+        &mut self,
+        process: &Process,
+        areas: &[Area],
+        maps: &mut PageMaps,
+    ) -> Result<Vec<Found>>;
 
     /// The vDSOs whose pages the image that the new one is over has.
     fn vdsos(&self) -> &[Vdso] {
@@ -49,8 +55,13 @@ impl MemoryView for Fresh {
         Ok(task.smaps()?)
     }
 
-    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
-        Ok(memory::scan(pid, areas, maps)?)
+    fn pages(
+        &mut self,
+        process: &Process,
+        areas: &[Area],
+        maps: &mut PageMaps,
+    ) -> Result<Vec<Found>> {
+        Ok(memory::scan(process, areas, maps)?)
     }
 
     fn numbering(&mut self) -> &mut Numbering {
@@ -126,7 +137,7 @@ impl Prepared {
         let stat = Stat::parse(&read_at(proc.as_fd(), pid, "stat", &close_queue)?);
         let stat = stat.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
         let asked = match stat.state {
-            b'Z' => sys::asked::find(pid).unwrap_or(pid),
+            b'Z' => Process::living(pid).tid(),
             _ => pid,
         };
         if asked != pid {
@@ -164,7 +175,7 @@ impl Prepared {
 
     /// Whether the task was seen and its mappings, but for their flags, are as they were.
     fn is_as_before(&self, task: &Task) -> Result<Option<&Seen>> {
-        let Some(seen) = self.tasks.get(&task.pid) else {
+        let Some(seen) = self.tasks.get(&task.pid()) else {
             return Ok(None);
         };
         let same = task.stat()?.0.start_ticks == seen.start_ticks;

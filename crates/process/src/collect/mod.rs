@@ -61,6 +61,7 @@ use memory_view::MemoryView;
 use outside::{Listed, Outside};
 pub(crate) use registered::cached_in;
 use sharing::Sharing;
+use sys::process::Process;
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {
@@ -234,7 +235,7 @@ fn settled(
     let allow = how.allow;
     let (mut found, mut vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
     check_tree(&found, how, obstacles)?;
-    if let Some(pid) = aio::with_contexts(&found).next() {
+    if let Some(pid) = aio::with_contexts(&found).next().map(Process::pid) {
         how.homework.check_aio(pid)?;
     }
     let has_contexts = aio::settle(&found)?;
@@ -279,12 +280,12 @@ fn look(
     let mut all = links.iter().flatten();
     let is_listed_anew = all.any(|link| link.target == userfaultfd::LINK);
     for (task, links) in frozen.tasks.iter().zip(links) {
-        limit.check(task.pid)?;
+        limit.check(task.pid())?;
         let sinks = (&mut vdsos, &mut *obstacles);
         // Where nobody tells, each may have some.
         let has_locks = lockers.as_ref();
         let has_locks = has_locks.is_none_or(|lockers| {
-            let mut all = sharing.all_with(What::Descriptors, task.pid);
+            let mut all = sharing.all_with(What::Descriptors, task.pid());
             all.any(|pid| lockers.contains(&pid))
         });
         let task = OneTask {
@@ -340,7 +341,7 @@ fn ask_all(
     let (stay, allow) = (how.stay, how.allow);
     returned::watch(frozen);
     for (task, found) in frozen.tasks.iter_mut().zip(found) {
-        limit.check(task.pid)?;
+        limit.check(task.pid())?;
         if !task.is_zombie() {
             let stay = stay && !shared.contains(&found.node.memory_number());
             found.ask(task, (stay, allow), obstacles)?;

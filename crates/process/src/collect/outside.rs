@@ -14,6 +14,7 @@ use resources::map::memory::Mapping;
 use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
 use sys::close::Deferred;
+use sys::process::Process;
 
 use super::files::{self, Claimed, Described, Files};
 use super::found::{Found, OfTask};
@@ -77,7 +78,7 @@ impl Listed {
     }
 
     /// The processes of the tree that have not ended.
-    pub fn processes(&self) -> Vec<i32> {
+    pub fn processes(&self) -> Vec<Process> {
         self.files.processes()
     }
 
@@ -149,7 +150,7 @@ impl Found {
         allow: &Allow,
         obstacles: &mut Obstacles,
     ) -> Result<OfTask> {
-        let (pid, proc) = (task.pid, &task.proc);
+        let (pid, process, proc) = (task.pid(), &task.process, &task.proc);
         let mut mapped = Vec::with_capacity(self.listed.len());
         for listed in &self.listed {
             let refused = || !obstacles.is_empty() && Mapping::of(listed, pid, None).is_err();
@@ -158,11 +159,11 @@ impl Found {
                 Backing::File if listed.is_ring() || listed.is_socket() => None,
                 // Of its context.
                 Backing::File if listed.is_aio() => None,
-                Backing::File if !refused() => Some(files.mapped(pid, proc, listed)?.0),
+                Backing::File if !refused() => Some(files.mapped(process, proc, listed)?.0),
                 _ => None,
             });
         }
-        let exe = files.link(pid, proc, "exe", OFlags::RDONLY)?.0;
+        let exe = files.link(process, proc, "exe", OFlags::RDONLY)?.0;
         let locks = obstacles.note(fd::locks::dump_process(pid, &self.rows, allow))?;
         let rows = match Untold::is_among(&self.rows) {
             true => self.rows.clone(),
@@ -170,7 +171,7 @@ impl Found {
         };
         let descriptors = rows.into_iter().map(|row| {
             let (fd, close_on_exec) = (row.fd, row.cloexec);
-            let description = files.descriptor(pid, row)?.0;
+            let description = files.descriptor(process, row)?.0;
             Ok(Descriptor {
                 fd,
                 description,
@@ -191,7 +192,7 @@ impl Found {
             exe,
             locks: locks.flatten(),
             descriptors: Descriptors { descriptors },
-            place: place(pid, proc, files)?,
+            place: place(process, proc, files)?,
         })
     }
 }
@@ -218,16 +219,17 @@ fn check_terminals(
     Ok(())
 }
 
-fn place(pid: i32, proc: &Rc<Deferred>, files: &mut Files) -> Result<Place> {
+fn place(process: &Process, proc: &Rc<Deferred>, files: &mut Files) -> Result<Place> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let cwd = files.link(pid, proc, "cwd", flags)?.0;
+    let cwd = files.link(process, proc, "cwd", flags)?.0;
+    let pid = process.pid();
     let failed = |errno| Error::kernel(format!("cannot look at /proc/{pid}/root"), errno);
     let theirs = statat(&**proc, "root", AtFlags::empty()).map_err(failed)?;
     let same = (theirs.st_dev, theirs.st_ino) == files.own_root().map_err(failed)?;
     let root = if same {
         None
     } else {
-        Some(files.link(pid, proc, "root", flags)?.0)
+        Some(files.link(process, proc, "root", flags)?.0)
     };
     Ok(Place { cwd, root })
 }

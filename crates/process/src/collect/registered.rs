@@ -27,6 +27,7 @@ use resources::map::registered::{MINOR, MISSING, Registration, modes, pack};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
 
 use super::found::Found;
@@ -37,14 +38,14 @@ use crate::{Error, Result, track};
 /// A userfaultfd of the tree, and what it is about.
 struct Own {
     id: DescriptionId,
-    pid: i32,
+    process: Process,
     features: Features,
     uffd: Uffd,
 }
 
 impl Own {
-    fn of(open: &Open<'_>, pids: &[i32]) -> Result<Self> {
-        let pid = userfaultfd::process_of(open, pids)?;
+    fn of(open: &Open<'_>, processes: &[Process]) -> Result<Self> {
+        let process = userfaultfd::process_of(open, processes)?.clone();
         let own = open.own()?.try_clone_to_owned();
         let own = own.map_err(|error| Error::kernel("cannot keep a userfaultfd", error))?;
         let uffd = Uffd::from(own);
@@ -52,16 +53,16 @@ impl Own {
         let features = uffd.enabled().unwrap_or(Features::empty());
         Ok(Self {
             id: open.id,
-            pid,
+            process,
             features,
             uffd,
         })
     }
 
     /// Whether it is about the memory of this process, which may be another's as well.
-    fn is_about(&self, pid: i32) -> bool {
-        let same = || kcmp::compare(self.pid, pid, Shared::Memory);
-        self.pid == pid || same().is_ok_and(Ordering::is_eq)
+    fn is_about(&self, process: &Process) -> bool {
+        let same = || kcmp::compare(&self.process, process, Shared::Memory);
+        self.process == *process || same().is_ok_and(Ordering::is_eq)
     }
 
     fn has(&self, listed: &Listed) -> bool {
@@ -80,10 +81,10 @@ pub(super) fn find(
     obstacles: &mut Obstacles,
 ) -> Result<()> {
     let mut owns = Vec::new();
-    let pids = listed.processes();
+    let processes = listed.processes();
     for open in listed.userfaultfds() {
         let own = match keeps {
-            true => Own::of(open, &pids),
+            true => Own::of(open, &processes),
             false => Err(open
                 .unsupported("a live dump does not keep it", None)
                 .into()),
@@ -91,11 +92,11 @@ pub(super) fn find(
         owns.extend(obstacles.note(own)?);
     }
     for (at, found) in all.iter_mut().enumerate() {
-        let pid = found.node.pid;
+        let process = &found.process;
         if found.node.memory_of != 0 {
             continue;
         }
-        let owns = owns.iter().filter(|own| own.is_about(pid));
+        let owns = owns.iter().filter(|own| own.is_about(process));
         let owns = owns.collect::<Vec<_>>();
         if let (Some(own), true) = (owns.first(), found.node.descriptors_of != 0) {
             let open = listed.open(own.id);
@@ -103,7 +104,7 @@ pub(super) fn find(
             obstacles.note(Err::<(), _>(open.unsupported(why, None)))?;
         }
         if owns.is_empty() {
-            track::forget_watched(pid, &mut found.listed)?;
+            track::forget_watched(process, &mut found.listed)?;
         }
         for mapping in 0..found.listed.len() {
             let one = &found.listed[mapping];
@@ -111,31 +112,31 @@ pub(super) fn find(
                 continue;
             }
             let Some(own) = owns.iter().find(|own| own.has(one)) else {
-                obstacles.note(forget_or_refuse(pid, &mut found.listed[mapping]))?;
+                obstacles.note(forget_or_refuse(process, &mut found.listed[mapping]))?;
                 continue;
             };
             let file = listed.mapped(at, mapping);
-            let registration = registration(pid, one, own, file);
+            let registration = registration(process, one, own, file);
             found.registered.extend(obstacles.note(registration)?);
         }
     }
     Ok(())
 }
 
-fn forget_or_refuse(pid: i32, listed: &mut Listed) -> Result<()> {
-    track::forget_watched(pid, std::slice::from_mut(listed))?;
+fn forget_or_refuse(process: &Process, listed: &mut Listed) -> Result<()> {
+    track::forget_watched(process, std::slice::from_mut(listed))?;
     match modes(listed) {
         0 => Ok(()),
         _ => {
             let why = "it is registered with a userfaultfd that no task of the tree has";
-            let refused = resources::Error::unsupported(pid, listed.place());
+            let refused = resources::Error::unsupported(process.pid(), listed.place());
             Err(refused.because(why).into())
         }
     }
 }
 
 fn registration(
-    pid: i32,
+    process: &Process,
     listed: &Listed,
     own: &Own,
     file: Option<(&Open<'_>, Option<&'static dyn ErasedKind>)>,
@@ -144,7 +145,7 @@ fn registration(
     let tag = file.and_then(|(_, kind)| kind).map(ErasedKind::tag);
     if let Some(why) = hindrance(listed, own, tag) {
         let why = format!("it is registered with a userfaultfd, and {why}");
-        return Err(resources::Error::unsupported(pid, listed.place())
+        return Err(resources::Error::unsupported(process.pid(), listed.place())
             .because(why)
             .into());
     }
@@ -153,7 +154,7 @@ fn registration(
         present,
         protected,
         lost,
-    } = states(pid, span)?;
+    } = states(process, span)?;
     let is_stored = matches!(tag, Some(tags::MEMFD | tags::SHMEM));
     let cached = match file {
         Some((open, _)) if is_stored && modes & (MISSING | MINOR) != 0 => {

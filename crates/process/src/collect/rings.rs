@@ -35,7 +35,7 @@ pub(super) fn settle(frozen: &mut Frozen, found: &mut [Found], listed: &Listed) 
             }
         }
         for (task, found) in frozen.tasks.iter_mut().zip(&mut *found) {
-            if let Some(fds) = holders.get(&task.pid) {
+            if let Some(fds) = holders.get(&task.pid()) {
                 found.call(task, &reap(fds))?;
             }
         }

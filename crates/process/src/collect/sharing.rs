@@ -19,6 +19,7 @@ use freeze::{Frozen, Task};
 use rustix::io::Errno;
 use rustix::thread::gettid;
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 
 use crate::obstacles::Obstacles;
 use crate::records::What;
@@ -37,10 +38,21 @@ const OWN: [(Shared, &str, &str); 3] = [
     ),
 ];
 
+/// What a thread may also have of its own, where there are semaphores.
+const UNDO: (Shared, &str, &str) = (
+    Shared::SemaphoreUndo,
+    "list of semaphores to undo",
+    "CLONE_SYSVSEM",
+);
+
 /// Notes, by both tasks, what processes share, and what threads do not.
 pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<()> {
+    let mut threaded = frozen.tasks.iter().filter(|task| task.threads().len() > 1);
+    let has_threads = threaded.next().is_some();
+    let has_semaphores = has_threads && sys::sem::sets().is_ok_and(|count| count > 0);
+    let undo = has_semaphores.then_some(UNDO);
     for task in &frozen.tasks {
-        obstacles.note(check_threads(task))?;
+        obstacles.note(check_threads(task, undo))?;
     }
     obstacles.note(check_parent(&frozen.tasks[0]))?;
     Ok(())
@@ -56,26 +68,31 @@ impl Sharing {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub fn find(frozen: &Frozen) -> Result<Self> {
-        let processes = frozen.tasks.iter().filter(|task| !task.is_zombie());
-        let pids = processes.map(|task| task.pid).collect::<Vec<_>>();
+        let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
+        let processes = living.map(|task| &task.process).collect::<Vec<_>>();
         let mut sharing = Self::default();
-        if pids.len() < 2 {
+        if processes.len() < 2 {
             return Ok(sharing);
         }
-        let (undo, io) = (having_undo(&pids)?, having_io(&pids, own_tid())?);
-        let memories = groups(&pids, |one, other| compare(one, other, Shared::Memory))?;
+        let (undo, io) = (
+            having_undo(&processes)?,
+            having_io(&processes, &own_thread())?,
+        );
+        let memories = groups(&processes, |one, other| compare(one, other, Shared::Memory))?;
         // The kernel lets only those who share memory share their handlers.
         let memories = memories.concat();
-        for (what, kind, pids) in [
-            (What::Descriptors, Shared::Descriptors, &pids),
-            (What::Directories, Shared::Directories, &pids),
+        for (what, kind, processes) in [
+            (What::Descriptors, Shared::Descriptors, &processes),
+            (What::Directories, Shared::Directories, &processes),
             (What::SemaphoreUndo, Shared::SemaphoreUndo, &undo),
             (What::IoContext, Shared::Io, &io),
             (What::Memory, Shared::Memory, &memories),
             (What::Handlers, Shared::Actions, &memories),
         ] {
-            for group in groups(pids, |one, other| compare(one, other, kind))? {
-                let others = group[1..].iter().map(|pid| ((what, *pid), group[0]));
+            for group in groups(processes, |one, other| compare(one, other, kind))? {
+                let others = group[1..]
+                    .iter()
+                    .map(|one| ((what, one.pid()), group[0].pid()));
                 sharing.0.extend(others);
             }
         }
@@ -101,11 +118,11 @@ fn shared((pid, other): (i32, i32), name: &str, flag: &str) -> Error {
     resources::Error::unsupported(pid, what).into()
 }
 
-fn check_threads(task: &Task) -> Result<()> {
-    let pid = task.pid;
+fn check_threads(task: &Task, undo: Option<(Shared, &str, &str)>) -> Result<()> {
+    let pid = task.pid();
     for thread in task.threads().iter().skip(1) {
-        for (what, name, flag) in &OWN[1..] {
-            if compare(pid, thread.tid, *what)? != Ordering::Equal {
+        for (what, name, flag) in OWN[1..].iter().chain(&undo) {
+            if compare(&task.process, &Process::new(thread.tid), *what)? != Ordering::Equal {
                 let what = format!("thread {}: a {name} of its own ({flag})", thread.tid);
                 return Err(resources::Error::unsupported(pid, what).into());
             }
@@ -122,9 +139,9 @@ fn check_parent(root: &Task) -> Result<()> {
     }
     for (what, name, flag) in OWN {
         // A parent that has ended, or that may not be looked at, shares nothing that is known.
-        let found = kcmp::compare(root.pid, stat.ppid, what);
+        let found = kcmp::compare(&root.process, &Process::new(stat.ppid), what);
         if found.is_ok_and(Ordering::is_eq) {
-            return Err(shared((root.pid, stat.ppid), name, flag));
+            return Err(shared((root.pid(), stat.ppid), name, flag));
         }
     }
     Ok(())
@@ -134,105 +151,113 @@ fn check_parent(root: &Task) -> Result<()> {
 // a thread that has none.
 
 /// Those who have an undo list.
-fn having_undo(pids: &[i32]) -> Result<Vec<i32>> {
+fn having_undo<'a>(processes: &[&'a Process]) -> Result<Vec<&'a Process>> {
     let forgotten = kcmp::forget_semaphore_undo();
     forgotten.map_err(|e| Error::kernel("cannot unshare semaphore undo lists", e))?;
-    unequal(pids, own_tid(), Shared::SemaphoreUndo)
+    unequal(processes, &own_thread(), Shared::SemaphoreUndo)
 }
 
 /// Those who have an I/O context, as far as any share one.
-fn having_io(pids: &[i32], own: i32) -> Result<Vec<i32>> {
+fn having_io<'a>(processes: &[&'a Process], own: &Process) -> Result<Vec<&'a Process>> {
     const WHAT: Shared = Shared::Io;
-    let unlike = unequal(pids, own, WHAT)?;
+    let unlike = unequal(processes, own, WHAT)?;
     if equal_pair(&unlike, |one, other| compare(one, other, WHAT))?.is_none() {
         return Ok(Vec::new());
     }
     // A task that is equal to this thread, which shares with nobody, has none, as this thread.
-    if unlike.len() < pids.len() {
+    if unlike.len() < processes.len() {
         return Ok(unlike);
     }
     // New threads share nothing of the kind either: two of them are equal if they have none.
     let (one, other) = (Parked::new()?, Parked::new()?);
-    if compare(one.tid, other.tid, WHAT)? != Ordering::Equal {
+    if compare(&one.thread, &other.thread, WHAT)? != Ordering::Equal {
         log::debug!("every thread here has an I/O context: those of the tree are not compared");
         return Ok(Vec::new());
     }
-    unequal(pids, one.tid, WHAT)
+    unequal(processes, &one.thread, WHAT)
 }
 
-/// Those who have something else than the thread `tid`.
-fn unequal(pids: &[i32], tid: i32, what: Shared) -> Result<Vec<i32>> {
+/// Those who have something else than `thread`.
+fn unequal<'a>(
+    processes: &[&'a Process],
+    thread: &Process,
+    what: Shared,
+) -> Result<Vec<&'a Process>> {
     let mut unequal = Vec::new();
-    for pid in pids {
-        if compare(tid, *pid, what)? != Ordering::Equal {
-            unequal.push(*pid);
+    for process in processes {
+        if compare(thread, process, what)? != Ordering::Equal {
+            unequal.push(*process);
         }
     }
     Ok(unequal)
 }
 
-fn own_tid() -> i32 {
-    gettid().as_raw_nonzero().get()
+/// The calling thread.
+fn own_thread() -> Process {
+    Process::new(gettid().as_raw_nonzero().get())
 }
 
 /// A thread that does nothing until it is dropped.
 struct Parked {
-    tid: i32,
+    thread: Process,
     _end: mpsc::Sender<()>,
 }
 
 impl Parked {
     fn new() -> Result<Self> {
-        let (tell, tid) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
         let (_end, wait) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().spawn(move || {
-            let _ = tell.send(own_tid());
+            let _ = tell.send(own_thread());
             let _ = wait.recv();
         });
         thread.map_err(|e| Error::kernel("cannot start a thread", e))?;
-        let tid = tid.recv().expect("the thread tells its number first");
-        Ok(Self { tid, _end })
+        let thread = told.recv().expect("the thread tells its number first");
+        Ok(Self { thread, _end })
     }
 }
 
-fn compare(one: i32, other: i32, what: Shared) -> Result<Ordering> {
-    kcmp::compare(one, other, what).map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::SRCH) => Error::Gone { pid: other },
-        _ => Error::kernel(format!("cannot compare pids {one} and {other}"), error),
+fn compare(one: &Process, other: &Process, what: Shared) -> Result<Ordering> {
+    kcmp::compare(one, other, what).map_err(|error| {
+        let (one, other) = (one.pid(), other.pid());
+        match Errno::from_io_error(&error) {
+            Some(Errno::SRCH) => Error::Gone { pid: other },
+            _ => Error::kernel(format!("cannot compare pids {one} and {other}"), error),
+        }
     })
 }
 
 /// Two that are equal, if any.
-fn equal_pair(
-    pids: &[i32],
-    compare: impl FnMut(i32, i32) -> Result<Ordering>,
-) -> Result<Option<(i32, i32)>> {
-    let groups = groups(pids, compare)?;
+fn equal_pair<T: Copy>(
+    all: &[T],
+    compare: impl FnMut(T, T) -> Result<Ordering>,
+) -> Result<Option<(T, T)>> {
+    let groups = groups(all, compare)?;
     Ok(groups.first().map(|group| (group[0], group[1])))
 }
 
 /// Those that are equal to others, in their order, found with as few comparisons as sorting needs.
-fn groups(
-    pids: &[i32],
-    mut compare: impl FnMut(i32, i32) -> Result<Ordering>,
-) -> Result<Vec<Vec<i32>>> {
-    let mut sorted: Vec<Vec<i32>> = Vec::with_capacity(pids.len());
-    for pid in pids {
+fn groups<T: Copy>(
+    all: &[T],
+    mut compare: impl FnMut(T, T) -> Result<Ordering>,
+) -> Result<Vec<Vec<T>>> {
+    let mut sorted: Vec<Vec<T>> = Vec::with_capacity(all.len());
+    for one in all {
         let (mut low, mut high) = (0, sorted.len());
         let equal = loop {
             if low == high {
                 break None;
             }
             let middle = usize::midpoint(low, high);
-            match compare(*pid, sorted[middle][0])? {
+            match compare(*one, sorted[middle][0])? {
                 Ordering::Equal => break Some(middle),
                 Ordering::Less => high = middle,
                 Ordering::Greater => low = middle + 1,
             }
         };
         match equal {
-            Some(at) => sorted[at].push(*pid),
-            None => sorted.insert(low, vec![*pid]),
+            Some(at) => sorted[at].push(*one),
+            None => sorted.insert(low, vec![*one]),
         }
     }
     sorted.retain(|group| group.len() > 1);
@@ -346,10 +371,10 @@ ready()"
             let sharing = Sharing::find(&frozen).expect("it can be looked at");
             assert_eq!(sharing.0.len(), 1, "{sharing:?}");
             let child = frozen.tasks[1..].iter().find(|task| {
-                let first = sharing.first(what, task.pid);
+                let first = sharing.first(what, task.pid());
                 first == Some(pid)
             });
-            let child = child.expect("one has it").pid;
+            let child = child.expect("one has it").pid();
             let all = sharing.all_with(what, pid).collect::<Vec<_>>();
             assert_eq!(all, [child, pid]);
         }
@@ -423,5 +448,45 @@ threading.Thread(target=work).start()"
                 "{verdict}"
             );
         }
+    }
+
+    #[test]
+    fn thread_with_another_undo_list_than_its_leader_is_named() {
+        needs_python!();
+        let set = sys::sem::Set::new(1).expect("a set");
+        set.set(0, 7).expect("ours");
+        let number = set.number();
+        // semop(2) with SEM_UNDO, and unshare(CLONE_SYSVSEM).
+        let borrow = &*format!("libc.semop({number}, (ctypes.c_short * 3)(0, -1, 0x1000), 1)");
+        let unshare = "libc.unshare(0x40000)";
+        for [before, thread, after] in [
+            ["", &format!("{unshare}; {borrow}"), ""],
+            [borrow, unshare, ""],
+            ["", borrow, unshare],
+        ] {
+            let code = format!(
+                "
+{before}
+done = threading.Event()
+def work():
+    {thread}
+    done.set()
+    time.sleep(1000)
+threading.Thread(target=work).start()
+done.wait()
+{after}
+ready()"
+            );
+            let verdict = verdict(&code);
+            let name = "a list of semaphores to undo of its own (CLONE_SYSVSEM)";
+            assert!(verdict.contains(name), "{code}: {verdict}");
+        }
+        let code = format!(
+            "
+{borrow}
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ready()"
+        );
+        assert_eq!(verdict(&code), "fine");
     }
 }

@@ -16,6 +16,7 @@ use super::memory_view::MemoryView;
 use crate::Result;
 use crate::records::{Node, Tree};
 use abi::spans::{Spans, intersect, subtract};
+use sys::process::Process;
 
 /// The private pages of all tasks.
 #[derive(Default)]
@@ -33,14 +34,14 @@ pub(super) struct Spaces {
 
 /// The private pages of one task.
 struct Own {
-    pid: i32,
+    process: Process,
     space: SpaceId,
     pages: Vec<Span>,
 }
 
 /// Pages to be read from one task.
 pub(crate) struct Memory {
-    pub pid: i32,
+    pub process: Process,
     pub space: SpaceId,
     /// Whether they must be read without making them the task's own.
     pub quiet: bool,
@@ -53,11 +54,12 @@ impl Spaces {
     /// Finds the private pages of a task, and the guard regions of its mappings.
     pub fn scan(
         &mut self,
-        (pid, space): (i32, SpaceId),
+        (process, space): (&Process, SpaceId),
         mappings: &mut [Mapping],
         (listed, registered): (&[Listed], &[Registration]),
         view: &mut dyn MemoryView,
     ) -> Result<()> {
+        let pid = process.pid();
         let shared = listed.iter().filter(|listed| listed.may_share());
         let shared = shared.map(|listed| listed.span).collect();
         self.shared.insert(pid, shared);
@@ -82,7 +84,7 @@ impl Spaces {
             });
             private.push(map);
         }
-        let found = view.pages(pid, &areas, &mut self.maps)?;
+        let found = view.pages(process, &areas, &mut self.maps)?;
         let mut pages = Vec::new();
         for (map, found) in private.iter_mut().zip(found) {
             let guards = found.guards.iter();
@@ -96,13 +98,21 @@ impl Spaces {
                 None => pages.extend(found.private),
             }
         }
-        self.own.push(Own { pid, space, pages });
+        self.own.push(Own {
+            process: process.clone(),
+            space,
+            pages,
+        });
         Ok(())
     }
 
     /// Finds the pages that a child and its parent share by copy-on-write.
     pub fn find_shared(&mut self, tree: &Tree) -> Result<()> {
-        let position = self.own.iter().enumerate().map(|(at, own)| (own.pid, at));
+        let position = self
+            .own
+            .iter()
+            .enumerate()
+            .map(|(at, own)| (own.process.pid(), at));
         let position = position.collect::<HashMap<_, _>>();
         let mut sharing = memory::CowSharing::default();
         let owners = owners(tree);
@@ -113,17 +123,19 @@ impl Spaces {
             else {
                 continue;
             };
-            let (own, space) = (&self.own[*child].pages, self.own[*child].space);
-            let shared = sharing.shared_with(owner, node.pid, own, &mut self.maps)?;
+            let (child, parent) = (*child, *parent);
+            let (own, space) = (&self.own[child].pages, self.own[child].space);
+            let [theirs, its] = [parent, child].map(|at| &self.own[at].process);
+            let shared = sharing.shared_with(theirs, its, own, &mut self.maps)?;
             self.alone.insert(node.pid, shared.alone);
             let shared = shared.common;
             let kind = RunKind::Same {
-                space: self.own[*parent].space,
+                space: self.own[parent].space,
             };
             self.same
                 .extend(shared.iter().flat_map(|span| runs(space, *span, kind)));
             let rest = subtract(own, &shared);
-            self.own[*child].pages = rest.into_iter().collect();
+            self.own[child].pages = rest.into_iter().collect();
         }
         Ok(())
     }
@@ -140,7 +152,13 @@ impl Spaces {
     /// The pages to be stored by task, and the runs of those that are not.
     pub fn into_parts(self) -> (Vec<Memory>, Vec<Run>) {
         let mut parts = Vec::new();
-        for Own { pid, space, pages } in self.own {
+        for Own {
+            process,
+            space,
+            pages,
+        } in self.own
+        {
+            let pid = process.pid();
             let shared = &self.shared[&pid];
             let alone = self.alone.get(&pid).map_or(&[][..], |alone| alone);
             // Pages found lie in one mapping.
@@ -162,13 +180,13 @@ impl Spaces {
             plain.sort_unstable();
             let [plain, quiet] = [plain, quiet.into_iter().collect()].map(extents);
             parts.push(Memory {
-                pid,
+                process: process.clone(),
                 space,
                 quiet: false,
                 extents: plain,
             });
             parts.push(Memory {
-                pid,
+                process,
                 space,
                 quiet: true,
                 extents: quiet,

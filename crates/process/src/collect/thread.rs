@@ -16,7 +16,7 @@ pub(super) fn state(thread: &Thread, facts: &ThreadFacts<'_>, wait: &Wait) -> Re
     let extended = sys::ptrace::xstate(tid);
     let extended =
         extended.map_err(|e| Error::kernel(format!("cannot read xstate of {tid}"), e))?;
-    xstate::check(thread.pid, tid, &extended)?;
+    xstate::check(thread.process.pid(), tid, &extended)?;
     let restored = wait.restored(thread, &*facts.status()?);
     let mut registers = wait.registers(thread);
     restored.apply(&mut registers);

@@ -16,6 +16,7 @@ use resources::map::listing::{Backing, Listed};
 use resources::map::vdso::elf::Elf;
 use resources::map::vdso::{self, Vdso, found, unwind};
 use sys::arch::Registers;
+use sys::process::Process;
 use tracee::{Thread, VdsoCall};
 
 use super::files::{Contents, Object};
@@ -64,9 +65,9 @@ impl Vdsos {
         let mut page = [0; abi::PAGE_BYTES as usize];
         let read = match &memory {
             Some(Some(memory)) => memory.read_exact_at(&mut page, code.start.0),
-            _ => read_ends(task.pid, code, &mut page).map(|padding| seen.padding = padding),
+            _ => read_ends(&task.process, code, &mut page).map(|padding| seen.padding = padding),
         };
-        read.map_err(|e| Error::kernel(format!("cannot read the vDSO of pid {}", task.pid), e))?;
+        read.map_err(|e| Error::kernel(format!("cannot read the vDSO of pid {}", task.pid()), e))?;
         const ELF_CLASS_32: &[u8] = b"\x7fELF\x01";
         seen.is_32_bit = page.starts_with(ELF_CLASS_32);
         seen.build_id = sys::vdso::build_id(&page).unwrap_or_default();
@@ -85,7 +86,7 @@ impl Vdsos {
         });
         let mut code = match own {
             Some(own) => own.to_vec(),
-            None => read_code(task.pid, &uffd::open_memory(task)?, span)?,
+            None => read_code(task.pid(), &uffd::open_memory(task)?, span)?,
         };
         found::unmark(&mut code);
         if let Some(bytes) = Elf::new(&code).and_then(|elf| elf.load_bytes()) {
@@ -151,11 +152,11 @@ impl Vdsos {
 }
 
 /// Reads the first page of a vDSO's code, and sees whether there is room at its end.
-fn read_ends(pid: i32, code: Span, page: &mut [u8]) -> std::io::Result<Option<Addr>> {
+fn read_ends(process: &Process, code: Span, page: &mut [u8]) -> std::io::Result<Option<Addr>> {
     let tail = Addr(code.end.0 - tracee::PADDING_BYTES as u64);
     let pieces = [(code.start, page.len()), (tail, tracee::PADDING_BYTES)];
     let mut bytes = vec![0; page.len() + tracee::PADDING_BYTES];
-    if sys::vm::read_pieces(pid, &pieces, &mut bytes)? < bytes.len() {
+    if sys::vm::read_pieces(process, &pieces, &mut bytes)? < bytes.len() {
         return Err(std::io::ErrorKind::UnexpectedEof.into());
     }
     let (first, tail) = bytes.split_at(page.len());
@@ -192,7 +193,7 @@ fn finish_call_32(
     (kernel, code): (Span, &[u8]),
     own: Option<&(Span, Vec<u8>)>,
 ) -> Result<()> {
-    let pid = thread.pid;
+    let pid = thread.process.pid();
     let mut registers = thread.saved.registers;
     let at = registers.at().0 - kernel.start.0;
     let calling = vdso::calling_32(code).filter(|calling| calling.contains(&at));
@@ -229,8 +230,8 @@ pub(super) fn finish_vdso_calls(
         return Ok(None);
     }
     let memory = uffd::open_memory(task)?;
-    let code = read_code(task.pid, &memory, kernel)?;
-    let pid = task.pid;
+    let code = read_code(task.pid(), &memory, kernel)?;
+    let pid = task.pid();
     let Body::Stopped(threads) = &mut task.body else {
         return Ok(None);
     };

@@ -10,6 +10,7 @@ use memory::live::{Areas, Live};
 use memory::scan::{Area, Found, LARGE_BYTES};
 use resources::map::listing::{Backing, Listed};
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 
 use crate::collect::memory_view::{MemoryView, Prepared};
 use crate::numbering::Numbering;
@@ -76,15 +77,21 @@ impl<'a> LiveView<'a> {
 
     /// Memory that several tasks have is copied of the one that was the first at the first stop.
     /// Where that has ended since, or another one is before it now, the dump begins anew.
-    fn check_owner(&mut self, pid: i32) -> Result<()> {
-        let mut owners = self.live.pids();
-        owners.retain(|owner| !self.looked_at.contains(owner));
-        let shares = |owner: i32| kcmp::compare(owner, pid, Shared::Memory);
-        let is_anothers = |owner: i32| owner != pid && shares(owner).is_ok_and(Ordering::is_eq);
-        let is_behind = !self.live.has(pid) && owners.into_iter().any(is_anothers);
+    fn check_owner(&mut self, process: &Process) -> Result<()> {
+        let pid = process.pid();
+        let shares = |owner: &Process| {
+            let compared = kcmp::compare(owner, process, Shared::Memory);
+            compared.is_ok_and(Ordering::is_eq)
+        };
+        let mut owners = self.live.processes();
+        let is_anothers = |owner: &Process| {
+            owner != process && !self.looked_at.contains(&owner.pid()) && shares(owner)
+        };
+        let is_behind = !self.live.has(pid) && owners.any(is_anothers);
         let was_anothers = self.sharers.get(&pid).is_some_and(|owner| {
+            let mut owners = self.live.processes();
             // It may run another program itself.
-            !shares(*owner).is_ok_and(Ordering::is_eq)
+            !owners.any(|one| one.pid() == *owner && shares(one))
         });
         if is_behind || was_anothers {
             return Err(Error::Left { pid });
@@ -103,20 +110,26 @@ impl<'a> LiveView<'a> {
 
 impl MemoryView for LiveView<'_> {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
-        self.check_owner(task.pid)?;
+        self.check_owner(&task.process)?;
         let mut listed = self.prepared.mappings(task)?;
-        if self.live.has(task.pid) {
+        if self.live.has(task.pid()) {
             listed.iter_mut().for_each(forget_protection);
         }
         let shared = listed.iter().filter(|listed| listed.may_share());
         let shared = shared.map(|listed| listed.span).collect();
-        self.shared.insert(task.pid, shared);
+        self.shared.insert(task.pid(), shared);
         Ok(listed)
     }
 
-    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
+    fn pages(
+        &mut self,
+        process: &Process,
+        areas: &[Area],
+        maps: &mut PageMaps,
+    ) -> Result<Vec<Found>> {
+        let pid = process.pid();
         if !self.live.has(pid) {
-            return Ok(memory::scan(pid, areas, maps)?);
+            return Ok(memory::scan(process, areas, maps)?);
         }
         let (own, files) = apart(areas);
         let spans = own.iter().map(|area| area.span).collect::<Vec<_>>();
@@ -129,7 +142,7 @@ impl MemoryView for LiveView<'_> {
             memory::Error::Gone { pid } => Error::Left { pid },
             error => Error::from(error),
         })?;
-        let mut of_files = memory::scan(pid, &files, maps)?.into_iter();
+        let mut of_files = memory::scan(process, &files, maps)?.into_iter();
         let found = areas.iter().map(|area| {
             if area.file {
                 return of_files.next().unwrap_or_default();

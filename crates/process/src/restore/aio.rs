@@ -18,6 +18,7 @@ use syscalls::Sysno;
 use super::rings::{Threads, Unlimited, checked};
 use crate::records::{Saved, SavedTask};
 use crate::{Error, Result};
+use sys::process::Process;
 
 const PROT_READ_WRITE: u64 = 3;
 /// A request, `struct iocb`, that reads nothing.
@@ -93,7 +94,7 @@ impl Threads<'_> {
                 let ring = ring(task, context);
                 Making {
                     threads: self,
-                    pid: task.node.pid,
+                    process: task.process(),
                     ring,
                     context,
                 }
@@ -107,7 +108,7 @@ impl Threads<'_> {
 /// A context that is being made.
 struct Making<'a, 'b> {
     threads: &'a mut Threads<'b>,
-    pid: i32,
+    process: Process,
     ring: &'a Mapping,
     context: &'a Context,
 }
@@ -177,7 +178,7 @@ impl Making<'_, '_> {
     fn go(&mut self, made: u64, way: Way) -> Result<()> {
         let args = [None, Some(0), Some(0), Some(0), Some(0), Some(0)];
         let file = self.make_call(Sysno::memfd_create, args, &[0; 8])?;
-        let _there = way.on_one_cpu.then(|| OnOneCpu::keep(self.pid));
+        let _there = way.on_one_cpu.then(|| OnOneCpu::keep(self.process.pid()));
         let most = way.fetched.max(way.unfetched);
         self.prepare(file as u32, most)?;
         let mut posted = 0;
@@ -226,7 +227,7 @@ impl Making<'_, '_> {
         let args = [made, count.into(), pointers, 0, 0, 0];
         let done = self
             .threads
-            .call(self.pid, Sysno::io_submit, args.map(Some), &[])?;
+            .call(self.process.pid(), Sysno::io_submit, args.map(Some), &[])?;
         match done {
             EAGAIN => Ok(0),
             done => self.checked(Sysno::io_submit, done).map(|done| done as u32),
@@ -239,12 +240,12 @@ impl Making<'_, '_> {
 
     /// Has the thread make a call that must succeed.
     fn make_call(&mut self, call: Sysno, args: [Option<u64>; 6], data: &[u8]) -> Result<u64> {
-        let result = self.threads.call(self.pid, call, args, data)?;
+        let result = self.threads.call(self.process.pid(), call, args, data)?;
         self.checked(call, result)
     }
 
     fn checked(&self, call: Sysno, result: i64) -> Result<u64> {
-        let (pid, at) = (self.pid, self.context.address);
+        let (pid, at) = (self.process.pid(), self.context.address);
         checked(result, || {
             format!(
                 "{} for the asynchronous I/O of {pid} at {at:#x}",
@@ -258,7 +259,7 @@ impl Making<'_, '_> {
     }
 
     fn failed(&self, source: io::Error) -> Error {
-        let (pid, at) = (self.pid, self.context.address);
+        let (pid, at) = (self.process.pid(), self.context.address);
         Error::kernel(
             format!("cannot make the asynchronous I/O of {pid} at {at:#x}"),
             source,
@@ -272,11 +273,11 @@ impl Making<'_, '_> {
     }
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        sys::vm::read_exact(self.pid, Addr(at), bytes).map_err(|error| self.failed(error))
+        sys::vm::read_exact(&self.process, Addr(at), bytes).map_err(|error| self.failed(error))
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        sys::vm::write(self.pid, Addr(at), bytes).map_err(|error| self.failed(error))
+        sys::vm::write(&self.process, Addr(at), bytes).map_err(|error| self.failed(error))
     }
 }
 

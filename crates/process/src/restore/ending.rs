@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use freeze::stat_of;
 use rustix::process::{Pid, Signal, child_subreaper, getpid, kill_process, set_child_subreaper};
+use sys::process::Process;
 use sys::ptrace;
 
 use crate::build::Built;
@@ -21,7 +22,7 @@ pub(super) fn is_ending(pid: i32) -> bool {
 
 /// Whether a restore makes the process: it comes to life or, where that restore was killed, ends.
 fn is_being_made(pid: i32) -> bool {
-    let maps = freeze::read_proc(pid, "maps").unwrap_or_default();
+    let maps = freeze::read_proc(&Process::living(pid), "maps").unwrap_or_default();
     let area = sys::restore_area::NAME.as_bytes();
     maps.windows(area.len()).any(|name| name == area)
 }

@@ -21,7 +21,7 @@ pub(super) fn begin(saved: &Saved<'_>) -> Result<()> {
         let Some((pid, fd)) = saved.holder(id) else {
             continue;
         };
-        let event = crate::collect::fetch(pid, fd)?;
+        let event = crate::collect::fetch(&saved.process(pid), fd)?;
         // A group counts when its first event does: all of it at once.
         match description.needs() {
             Some(_) => perf_event::begin(record, event.as_fd())?,

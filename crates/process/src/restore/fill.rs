@@ -7,6 +7,7 @@ use std::thread::{Builder, scope};
 use abi::{Addr, offset};
 use image::Reader;
 use memory::sink;
+use sys::process::Process;
 use sys::restore_area::RestoreArea;
 use sys::uffd::Uffd;
 
@@ -40,7 +41,8 @@ impl<'a> Job<'a> {
     /// Fills its pages, or has them come later, and lets it go on; how many were filled.
     fn fill(&self, reader: &Reader, area: &RestoreArea, lazy: Option<&Client>) -> Result<u64> {
         let outside = self.outside;
-        let uffd = Uffd::from(crate::collect::fetch(outside.pid, self.fd)?);
+        let process = Process::new(outside.pid);
+        let uffd = Uffd::from(crate::collect::fetch(&process, self.fd)?);
         let space = outside.space;
         let stored = outside.stored.iter();
         let extents = stored.map(|stored| pages::Extent::of(space, stored.span));
@@ -51,11 +53,11 @@ impl<'a> Job<'a> {
         let filled = match lazy.filter(|_| !outside.lazy.is_empty()) {
             Some(lazy) => {
                 lazy.hand_over((outside.pid, space), &uffd, &outside.lazy, &outside.stacks)?;
-                let sink = sink::Memory::new(outside.pid);
+                let sink = sink::Memory::new(&process);
                 pages::fill(reader, &placed, &sink, &|_| ())?
             }
             None => {
-                let sink = sink::Missing::new(outside.pid, uffd, mappings)?;
+                let sink = sink::Missing::new(&process, uffd, mappings)?;
                 pages::fill(reader, &placed, &sink, &|_| ())?
             }
         };

@@ -56,7 +56,7 @@ pub(super) fn register(saved: &Saved<'_>, pool: &Pool, threads: &mut Threads<'_>
         let Some((pid, fd)) = saved.holder(id) else {
             continue;
         };
-        let uffd = Uffd::from(crate::collect::fetch(pid, fd)?);
+        let uffd = Uffd::from(crate::collect::fetch(&saved.process(pid), fd)?);
         if let Some(features) = record.features {
             let opened = uffd.api(Features::from_bits_retain(features));
             opened.map_err(|error| {
@@ -243,7 +243,7 @@ impl Registering<'_, '_> {
     }
 
     fn states(&self) -> Result<States> {
-        Ok(states(self.task.node.pid, self.one.span())?)
+        Ok(states(&self.task.process(), self.one.span())?)
     }
 
     fn doing(&self) -> String {

@@ -10,6 +10,7 @@ use resources::fd::io_uring::{self, Callers, IoUring, Work};
 use resources::map::memory::{Mapping, Special};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use sys::proc::Limit;
+use sys::process::Process;
 use syscalls::Sysno;
 use tracee::{Call, Submitting};
 
@@ -80,7 +81,7 @@ impl<'a> Threads<'a> {
         let fd = ring.file.and_then(|id| self.number(pid, DescriptionId(id)));
         let missing = || resources::Error::corrupt(format!("memory of {pid}"), "no such ring");
         let fd = u64::from(fd.ok_or_else(missing)?.cast_unsigned());
-        let taken = freeze::parse(&read_proc(pid, "maps")?)?;
+        let taken = freeze::parse(&read_proc(&task.process(), "maps")?)?;
         let taken = taken.iter().map(|listed| listed.span).chain([ring.span()]);
         let mut taken = taken.collect::<Vec<_>>();
         taken.sort_unstable();
@@ -172,7 +173,7 @@ impl Unlimited {
 
     /// Has room for one more descriptor, where that is allowed.
     pub fn add_descriptor(&mut self) -> Result<()> {
-        let limits = read_proc(self.pid.as_raw_nonzero().get(), "limits")?;
+        let limits = read_proc(&Process::new(self.pid.as_raw_nonzero().get()), "limits")?;
         let limits = sys::proc::limits(&limits);
         let limits = limits.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
         let mut tries = more_descriptors(limits[Resource::Nofile as usize]).into_iter();

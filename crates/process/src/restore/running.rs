@@ -1,6 +1,6 @@
 //! Running: every task and thread exists and is traced; what is left is what only a tracer can set.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use abi::Addr;
 use freeze::watchdog::{Target, Watchdog, send};
@@ -11,6 +11,7 @@ use resources::task::tags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::arch::{INT_80, SYSCALL};
+use sys::process::Process;
 use sys::ptrace::{self, Event};
 use syscalls::Sysno;
 use tracee::Call;
@@ -115,13 +116,6 @@ impl<'a> Running<'a> {
             tracee::end(leader.tid, self.syscall(), how, leader.is_filtered)?;
             told.iter()
                 .try_for_each(|(tid, signal)| self.tell(*tid, *signal))?;
-        }
-        for task in saved
-            .tasks
-            .iter()
-            .filter(|task| task.node.leader_end.is_some())
-        {
-            sys::asked::note(task.node.pid, task.living()[0].tid);
         }
         self.leaders_have_ended = true;
         Ok(())
@@ -258,10 +252,10 @@ impl<'a> Running<'a> {
         let let_go = finish.wake(saved).and_then(|leftover| {
             let signals = held.iter().map(|pid| {
                 // By the number of the thread that stands for the process.
-                let tid = sys::asked::tid(*pid);
+                let tid = saved.process(*pid).tid();
                 Ok((tid, take_stop(tid)?))
             });
-            self.detach(&signals.collect::<Result<_>>()?)?;
+            self.detach(saved, &signals.collect::<Result<_>>()?)?;
             finish.catch_up();
             Ok(leftover)
         });
@@ -316,11 +310,13 @@ impl<'a> Running<'a> {
 
     /// Lets every thread go on, those that stand for their processes with the signal that is theirs
     /// in `signals`.
-    fn detach(&self, signals: &HashMap<i32, i32>) -> Result<()> {
+    fn detach(&self, saved: &Saved<'_>, signals: &HashMap<i32, i32>) -> Result<()> {
         // Leaders last: until then a process of several threads is not whole.
+        let answering = saved.tasks.iter().map(|task| task.process().tid());
+        let answering = answering.collect::<HashSet<_>>();
         let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
             .threads()
-            .partition(|staying| sys::asked::tid(staying.pid) == staying.tid);
+            .partition(|staying| answering.contains(&staying.tid));
         for staying in others.into_iter().chain(leaders) {
             let signal = signals.get(&staying.tid).copied().unwrap_or(0);
             match ptrace::detach(staying.tid, signal) {
@@ -392,7 +388,7 @@ impl Drop for Running<'_> {
 /// Makes what handlers have interrupted fit this processor.
 fn rewrite(processor: &Processor) -> Result<()> {
     for Rewrite { pid, at, bytes } in processor.rewrites() {
-        let written = sys::vm::write(*pid, *at, bytes);
+        let written = sys::vm::write(&Process::new(*pid), *at, bytes);
         written.map_err(|e| Error::kernel(format!("cannot write to the stack of {pid}"), e))?;
     }
     Ok(())

@@ -106,7 +106,7 @@ fn process(pid: i32, stat: &Stat) -> Holder {
             pid: status.tgid,
             name,
         },
-        _ if sys::asked::has_ended(stat) => Holder::Zombie {
+        _ if sys::process::has_ended(stat) => Holder::Zombie {
             parent: stat.ppid,
             name,
         },

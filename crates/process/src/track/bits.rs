@@ -22,6 +22,7 @@ use memory::track::Tracked;
 
 use super::{Changes, Mapped, Tracking, all_of};
 use crate::Result;
+use sys::process::Process;
 
 /// How this kernel tells what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +81,7 @@ impl Tracking {
         mut mapped: Mapped,
         held: Option<TrackedTask>,
     ) -> Result<Option<Mapped>> {
-        let (pid, ticks) = (mapped.pid, mapped.start_ticks);
+        let (pid, ticks) = (mapped.pid(), mapped.start_ticks);
         let held = match held.map(|held| held.by) {
             Some(Means::Bits(claim)) => Some(claim),
             _ => None,
@@ -93,12 +94,12 @@ impl Tracking {
         // A round that fails after this must be followed by one that reads everything.
         self.client.begin()?;
         let areas = mapped.maps.iter().map(|map| map.area);
-        let found = match dirty::scan(pid, &areas.collect::<Vec<_>>()) {
+        let found = match dirty::scan(&mapped.process, &areas.collect::<Vec<_>>()) {
             Err(memory::Error::Gone { .. }) => return Ok(None),
             found => found?,
         };
         if let Some(claim) = claim {
-            match dirty::forget(pid) {
+            match dirty::forget(&mapped.process) {
                 Err(memory::Error::Gone { .. }) => return Ok(None),
                 forgotten => forgotten?,
             }
@@ -136,15 +137,16 @@ impl Cleared {
     /// [`crate::Error::Pages`].
     pub fn find(
         &self,
-        pid: i32,
+        process: &Process,
         areas: &[Area],
         unwritten: &mut Spans,
     ) -> Result<Option<Vec<Found>>> {
+        let pid = process.pid();
         let known = self.0.get(&pid);
         if known.is_none() || known != start_ticks(pid).as_ref() {
             return Ok(None);
         }
-        let found = dirty::scan(pid, areas)?.into_iter().map(|found| {
+        let found = dirty::scan(process, areas)?.into_iter().map(|found| {
             unwritten.extend(found.unwritten.iter().copied());
             all_of(found)
         });

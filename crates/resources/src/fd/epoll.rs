@@ -26,6 +26,8 @@ use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, late, status
 use crate::ledger::fdinfo::EPOLL_EVENTS;
 use crate::script::{DataAt, Script};
 use crate::{Error, Result};
+use sys::kcmp::Descriptor;
+use sys::process::Process;
 
 /// See the file.
 pub struct Epoll;
@@ -281,37 +283,40 @@ fn watch_by(
 /// The description that `line`, the `offset`th of its number, watches: `None` when its number
 /// leads there.
 fn target(open: &Open<'_>, line: &Line, offset: u32, cx: &dyn DumpContext) -> Result<Option<u32>> {
-    let own_pid = std::process::id().cast_signed();
-    let (pid, epoll) = if open.in_flight {
-        (own_pid, open.own()?.as_raw_fd())
+    let here = Process::own();
+    let (process, epoll) = if open.in_flight {
+        (&here, open.own()?.as_raw_fd())
     } else {
-        (open.pid, open.fd)
+        (&open.process, open.fd)
     };
     let slot = sys::kcmp::EpollSlot {
         epoll: epoll.cast_unsigned(),
         target: line.fd,
         offset,
     };
-    let watched = |other: i32, fd: i32| {
-        sys::kcmp::watches(pid.cast_unsigned(), slot, (other.cast_unsigned(), fd))
+    let watched = |other: &Process, fd: i32| {
+        let target = Descriptor { process: other, fd };
+        sys::kcmp::watches(process, slot, target)
             .map_err(|error| Error::kernel(format!("find what {} watches", open.place()), error))
     };
     let number = line.fd.cast_signed();
     // Who sent it is not known.
-    let by_number = cx.at(open.pid, number).filter(|_| !open.in_flight);
+    let by_number = cx
+        .at(open.process.pid(), number)
+        .filter(|_| !open.in_flight);
     let by_number = by_number.and_then(|id| cx.all().get(id.0 as usize));
     if let Some(known) = by_number.filter(|known| line.fits(known)) {
         // A socket's inode has one description for all its life.
         let alone = known.link.starts_with(b"socket:[");
-        if alone || watched(open.pid, number)? {
+        if alone || watched(&open.process, number)? {
             return Ok(None);
         }
     }
     for other in cx.all().iter().filter(|other| line.fits(other)) {
         let found = if other.fd >= 0 {
-            watched(other.pid, other.fd)?
+            watched(&other.process, other.fd)?
         } else {
-            watched(own_pid, other.own()?.as_raw_fd())?
+            watched(&here, other.own()?.as_raw_fd())?
         };
         if found && (other.link == b"anon_inode:[signalfd]" || late::refers_to_task(other)) {
             let why = format!("it watches {} by the old number {number}", other.place());

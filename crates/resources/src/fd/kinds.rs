@@ -154,7 +154,12 @@ mod tests {
             let mut stat = null;
             stat.st_mode = 0o600;
             let facts = (link.as_bytes().to_vec(), stat, Info::default());
-            let open = Open::new(DescriptionId(0), (7, 5), facts, fetch);
+            let open = Open::new(
+                DescriptionId(0),
+                (sys::process::Process::new(7), 5),
+                facts,
+                fetch,
+            );
             let error = claim(&open).err().expect("no kind").to_string();
             let place = format!("pid 7: fd 5 ({link})");
             assert_eq!(error, format!("{place} is not supported{why}"));

@@ -67,6 +67,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Stat};
+use sys::process::Process;
 
 pub use description::{Description, ErasedKind};
 pub use info::Info;
@@ -86,9 +87,9 @@ pub struct DescriptionId(pub u32);
 pub struct Open<'a> {
     /// Its number in the image.
     pub id: DescriptionId,
-    /// A task that has it, and as which descriptor (-1: none, see `role`).
-    pub pid: i32,
-    /// See `pid`.
+    /// A process that has it, and as which descriptor (-1: none, see `role`).
+    pub process: Process,
+    /// See `process`.
     pub fd: i32,
     /// What the link in /proc/PID/fd says: a path, "pipe:[123]", "anon_inode:[eventfd]".
     pub link: Vec<u8>,
@@ -114,13 +115,13 @@ impl<'a> Open<'a> {
     /// A description; `fetch` makes a descriptor of it in this process on first need.
     pub fn new(
         id: DescriptionId,
-        (pid, fd): (i32, i32),
+        (process, fd): (Process, i32),
         (link, stat, info): (Vec<u8>, Stat, Info),
         fetch: impl Fn() -> Result<OwnedFd> + 'a,
     ) -> Self {
         Self {
             id,
-            pid,
+            process,
             fd,
             link,
             stat,
@@ -172,7 +173,7 @@ impl<'a> Open<'a> {
     #[must_use]
     pub fn passing(&self, why: &str, allow: Option<&'static str>) -> Error {
         Error::Passing {
-            pid: self.pid,
+            pid: self.process.pid(),
             what: format!("{}: {why}", self.place()),
             allow,
             early: false,
@@ -184,7 +185,7 @@ impl<'a> Open<'a> {
     #[must_use]
     pub fn unsupported(&self, why: &str, allow: Option<&'static str>) -> Error {
         Error::Unsupported {
-            pid: self.pid,
+            pid: self.process.pid(),
             what: self.place(),
             why: why.to_owned(),
             allow,
@@ -301,7 +302,7 @@ pub trait DumpContext {
         None
     }
     /// The processes of the tree that have not ended.
-    fn processes(&self) -> Vec<i32> {
+    fn processes(&self) -> Vec<Process> {
         Vec::new()
     }
     /// All descriptors of a description in the tree's tasks, as (pid, fd), in ascending order.
@@ -313,7 +314,7 @@ pub trait DumpContext {
     ///
     /// # Errors
     /// When it cannot be looked at.
-    fn add(&mut self, pid: i32, own: OwnedFd) -> Result<DescriptionId>;
+    fn add(&mut self, process: &Process, own: OwnedFd) -> Result<DescriptionId>;
     /// Has the `len_bytes` bytes of `file` stored as a space of the image (holes and zero pages
     /// take no room) and gives the space's number.
     ///

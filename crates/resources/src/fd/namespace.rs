@@ -99,10 +99,7 @@ impl Kind for Namespace {
         let kind = kind.ok_or_else(|| open.unsupported("its kind is not known", None))?;
         let here = is(open, format!("/proc/self/ns/{kind}"));
         let own = match kind {
-            TIME => is(
-                open,
-                format!("/proc/{}/ns/{kind}", sys::asked::tid(open.pid)),
-            ),
+            TIME => is(open, open.process.path(&format!("ns/{kind}"))),
             _ => here,
         };
         let named = open.link.starts_with(b"/") && is(open, open.link.as_slice());

@@ -7,6 +7,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, statat};
 use rustix::io::Errno;
 use sys::close::CloseQueue;
+use sys::kcmp::Descriptor;
+use sys::process::Process;
 use syscalls::Sysno;
 
 use super::{DescriptionId, Info, mqueue, tty};
@@ -73,16 +75,26 @@ pub struct Link {
 /// A task's folder /proc/PID, and who closes what is opened in it.
 pub type Proc<'a> = (BorrowedFd<'a>, &'a CloseQueue);
 
-/// The links of the descriptors of the stopped task `pid` in ascending order, given those of its
-/// parent where they are known, from whom most are inherited.
+/// A parent, from whom most descriptors are inherited.
+#[derive(Clone, Copy)]
+pub struct Parent<'a> {
+    /// The process.
+    pub process: &'a Process,
+    /// The links of its descriptors.
+    pub links: &'a [Link],
+}
+
+/// The links of the descriptors of a stopped process in ascending order, given those of its parent
+/// where they are known.
 ///
 /// # Errors
 /// [`Error::Gone`] when the task died, [`Error::Kernel`].
 pub fn links(
-    pid: i32,
+    process: &Process,
     (proc, close_queue): Proc<'_>,
-    parent: Option<(i32, &[Link])>,
+    parent: Option<Parent<'_>>,
 ) -> Result<Vec<Link>> {
+    let pid = process.pid();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::openat(proc, "fd", flags, Mode::empty());
     let folder = folder.map_err(|error| failed(pid, "fd", error))?;
@@ -90,7 +102,7 @@ pub fn links(
     numbers.sort_unstable();
     let mut links = Vec::with_capacity(numbers.len());
     for fd in numbers {
-        let (target, same) = match inherited((pid, fd), parent)? {
+        let (target, same) = match inherited(Descriptor { process, fd }, parent)? {
             Some((at, link)) => (link.target.clone(), Some(at)),
             None => {
                 let link = rustix::fs::readlinkat(&folder, fd.to_string(), Vec::new());
@@ -200,19 +212,19 @@ pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
 }
 
 /// The parent's descriptor with the number of `at`, if it is of the same description.
-fn inherited(
-    at: (i32, i32),
-    parent: Option<(i32, &[Link])>,
-) -> Result<Option<((i32, i32), &Link)>> {
-    let Some((pid, links)) = parent else {
+fn inherited<'a>(
+    at: Descriptor<'_>,
+    parent: Option<Parent<'a>>,
+) -> Result<Option<((i32, i32), &'a Link)>> {
+    let Some(Parent { process, links }) = parent else {
         return Ok(None);
     };
-    let Some(link) = find(links, at.1, |link| link.fd) else {
+    let Some(link) = find(links, at.fd, |link| link.fd) else {
         return Ok(None);
     };
-    let theirs = (pid, at.1);
+    let theirs = Descriptor { process, fd: at.fd };
     let same = compare(at, theirs)? == Ordering::Equal;
-    Ok(same.then_some((theirs, link)))
+    Ok(same.then_some(((process.pid(), at.fd), link)))
 }
 
 /// The one with the number `fd` among some in ascending order.
@@ -260,20 +272,29 @@ struct Key {
     flags: u32,
 }
 
-/// A description, and a descriptor (pid, fd) of it.
-#[derive(Clone, Copy)]
+/// A description, and a descriptor of it.
 struct Member {
     id: DescriptionId,
-    at: (i32, i32),
+    process: Process,
+    fd: i32,
+}
+
+impl Member {
+    fn at(&self) -> Descriptor<'_> {
+        Descriptor {
+            process: &self.process,
+            fd: self.fd,
+        }
+    }
 }
 
 impl Grouping {
-    /// The number of the description behind `row` of task `pid`, and whether it is new. All tasks
+    /// The number of the description behind `row` of a process, and whether it is new. All tasks
     /// must be stopped until the last one was shown.
     ///
     /// # Errors
     /// [`Error::Kernel`] when they cannot be compared.
-    pub fn show(&mut self, pid: i32, row: &Row) -> Result<(DescriptionId, bool)> {
+    pub fn show(&mut self, process: &Process, row: &Row) -> Result<(DescriptionId, bool)> {
         let key = Key {
             link: row.link.clone(),
             device: row.stat.st_dev,
@@ -284,15 +305,15 @@ impl Grouping {
         let bucket = self.buckets.entry(key).or_default();
         // A socket's inode has one description for all its life.
         let alone = FileType::from_raw_mode(row.stat.st_mode) == FileType::Socket;
-        let at = (pid, row.fd);
+        let fd = row.fd;
         let (mut low, mut high) = (0, bucket.len());
         while low < high {
             let middle = usize::midpoint(low, high);
-            let member = bucket[middle];
+            let member = &bucket[middle];
             let order = if alone {
                 Ordering::Equal
             } else {
-                compare(at, member.at)?
+                compare(Descriptor { process, fd }, member.at())?
             };
             match order {
                 Ordering::Equal => return Ok((member.id, false)),
@@ -302,15 +323,16 @@ impl Grouping {
         }
         let id = DescriptionId(self.known);
         self.known += 1;
-        bucket.insert(low, Member { id, at });
+        let process = process.clone();
+        bucket.insert(low, Member { id, process, fd });
         Ok((id, true))
     }
 }
 
-fn compare(one: (i32, i32), other: (i32, i32)) -> Result<Ordering> {
-    let task = |(pid, fd): (i32, i32)| (pid.cast_unsigned(), fd);
-    sys::kcmp::compare_files(task(one), task(other)).map_err(|error| {
-        let ((pid, fd), (pid2, fd2)) = (one, other);
+fn compare(one: Descriptor<'_>, other: Descriptor<'_>) -> Result<Ordering> {
+    sys::kcmp::compare_files(one, other).map_err(|error| {
+        let ((fd, pid), (fd2, pid2)) =
+            ((one.fd, one.process.pid()), (other.fd, other.process.pid()));
         Error::kernel(
             format!("compare fd {fd} of {pid} with fd {fd2} of {pid2}"),
             error,
@@ -346,7 +368,7 @@ mod tests {
         let proc = rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).expect("open");
         let close_queue = CloseQueue::default();
         let proc = (proc.as_fd(), &close_queue);
-        let links = links(pid, proc, None).expect("read");
+        let links = links(&Process::new(pid), proc, None).expect("read");
         let rows = read(pid, proc, &links, (&[], false)).expect("read");
         drop(to);
         cat.wait().expect("wait");
@@ -387,7 +409,7 @@ mod tests {
         let same = null.try_clone().expect("dup");
         let zero = file("/dev/zero");
         let wanted = [&null, &second, &same, &zero].map(AsRawFd::as_raw_fd);
-        let pid = i32::try_from(std::process::id()).expect("pids are positive");
+        let own = Process::own();
         let row = |fd: i32| Row {
             fd,
             cloexec: true,
@@ -402,7 +424,7 @@ mod tests {
         };
         let mut grouping = Grouping::default();
         let mut show = |fd| {
-            let (id, new) = grouping.show(pid, &row(fd)).expect("kcmp");
+            let (id, new) = grouping.show(&own, &row(fd)).expect("kcmp");
             (id.0, new)
         };
         let seen = wanted.map(&mut show);

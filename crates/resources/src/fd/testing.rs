@@ -21,6 +21,7 @@ use super::{
 };
 use crate::script::{Layout, Script};
 use crate::{Allow, Error, Result, ledger};
+use sys::process::Process;
 
 /// The next number for a descriptor; above those that tests get on their own.
 static NUMBER: AtomicI32 = AtomicI32::new(300);
@@ -149,7 +150,7 @@ impl World {
             let stat = rustix::fs::fstat(entry.own.as_ref().expect("open")).expect("stat");
             let (info, _) = Info::parse(&fdinfo(fd)).expect("well formed");
             let id = DescriptionId(u32::try_from(index).expect("few"));
-            let mut open = Open::new(id, (pid(), fd), (link, stat, info), fetch);
+            let mut open = Open::new(id, (Process::own(), fd), (link, stat, info), fetch);
             change(&mut open);
             open
         });
@@ -168,7 +169,7 @@ impl World {
                 target: open.link.clone(),
                 same: None,
             };
-            unread::check(open.pid, &link, &self.allow, |_, _| {
+            unread::check(&open.process, &link, &self.allow, |_, _| {
                 status::dup(open.own()?)
             })?;
             let kind = claim(open)?;
@@ -426,15 +427,15 @@ impl DumpContext for Dumping<'_> {
         Some(pid())
     }
 
-    fn processes(&self) -> Vec<i32> {
-        vec![pid()]
+    fn processes(&self) -> Vec<Process> {
+        vec![Process::own()]
     }
 
     fn numbers(&self, id: DescriptionId) -> Vec<(i32, i32)> {
         vec![(pid(), self.opens[id.0 as usize].fd)]
     }
 
-    fn add(&mut self, _pid: i32, _own: OwnedFd) -> Result<DescriptionId> {
+    fn add(&mut self, _process: &Process, _own: OwnedFd) -> Result<DescriptionId> {
         Err(Error::unsupported(pid(), "a description in flight"))
     }
 

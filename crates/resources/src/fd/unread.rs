@@ -17,26 +17,28 @@ use super::socket::peek;
 use super::table::Link;
 use super::{Open, fanotify, inotify};
 use crate::{Allow, Error, Result};
+use sys::process::Process;
 
 /// The option that allows a dump all the same.
 pub(super) const OPTION: &str = "--drop-events";
 
-/// Refuses the descriptor of the stopped task `pid` for now if events wait to be read from it. With
+/// Refuses the descriptor of a stopped process for now if events wait to be read from it. With
 /// `fetch` a copy of it is got.
 ///
 /// # Errors
 /// [`Error::Passing`], and those of `fetch`.
 pub fn check(
-    pid: i32,
+    process: &Process,
     link: &Link,
     allow: &Allow,
-    fetch: impl FnOnce(i32, i32) -> Result<OwnedFd>,
+    fetch: impl FnOnce(&Process, i32) -> Result<OwnedFd>,
 ) -> Result<()> {
     // A descriptor that the parent has, too, was looked at there.
     if link.same.is_some() || !has_events(&link.target) {
         return Ok(());
     }
-    let own = fetch(pid, link.fd)?;
+    let pid = process.pid();
+    let own = fetch(process, link.fd)?;
     let target = String::from_utf8_lossy(&link.target);
     let place = format!("fd {} ({target})", link.fd);
     let bytes = rustix::io::ioctl_fionread(&own);
@@ -62,7 +64,12 @@ fn has_events(link: &[u8]) -> bool {
 pub(super) fn check_open(open: &Open<'_>, allow: &Allow, what: &str, bytes: u64) -> Result<()> {
     match bytes {
         0 => Ok(()),
-        bytes => put_off((open.pid, &open.place()), allow, (what, Some(bytes)), false),
+        bytes => put_off(
+            (open.process.pid(), &open.place()),
+            allow,
+            (what, Some(bytes)),
+            false,
+        ),
     }
 }
 
@@ -76,7 +83,12 @@ pub(super) fn check_socket(open: &Open<'_>, allow: &Allow, what: &str) -> Result
     if !is_readable.map_err(|errno| Error::kernel(format!("read {}", open.place()), errno))? {
         return Ok(());
     }
-    put_off((open.pid, &open.place()), allow, (what, None), false)
+    put_off(
+        (open.process.pid(), &open.place()),
+        allow,
+        (what, None),
+        false,
+    )
 }
 
 fn put_off(

@@ -23,6 +23,7 @@ use super::{DumpContext, Kind, Open, RestoreContext, late, tags};
 use crate::kernel::Kernel;
 use crate::script::Script;
 use crate::{Error, Result};
+use sys::process::Process;
 
 /// What the kernel calls one.
 pub const LINK: &[u8] = b"anon_inode:[userfaultfd]";
@@ -64,29 +65,33 @@ struct Looked {
     has_events: bool,
 }
 
-/// The process among `pids` whose memory `open` is about.
+/// The one of `processes` whose memory `open` is about.
 ///
 /// # Errors
 /// [`Error::Unsupported`] where there is none; [`Error::Kernel`].
-pub fn process_of(open: &Open<'_>, pids: &[i32]) -> Result<i32> {
+pub fn process_of<'a>(open: &Open<'_>, processes: &'a [Process]) -> Result<&'a Process> {
     let looked = look(open)?;
-    process_with(open, &looked, pids)
+    process_with(open, &looked, processes)
 }
 
-fn process_with(open: &Open<'_>, looked: &Looked, pids: &[i32]) -> Result<i32> {
-    for pid in pids {
+fn process_with<'a>(
+    open: &Open<'_>,
+    looked: &Looked,
+    processes: &'a [Process],
+) -> Result<&'a Process> {
+    for process in processes {
         // One that has ended since has none.
-        if memory_of(*pid).is_ok_and(|memory| memory == looked.memory) {
-            return Ok(*pid);
+        if memory_of(process).is_ok_and(|memory| memory == looked.memory) {
+            return Ok(process);
         }
     }
     Err(open.unsupported("it is about memory of no process of the tree", None))
 }
 
 /// The kernel's address of a process's memory.
-fn memory_of(pid: i32) -> std::io::Result<u64> {
+fn memory_of(process: &Process) -> std::io::Result<u64> {
     let kernel = Kernel::get().map_err(std::io::Error::other)?;
-    kernel.memory_of(pid)
+    kernel.memory_of(process)
 }
 
 fn look(open: &Open<'_>) -> Result<Looked> {
@@ -132,10 +137,10 @@ impl Kind for Userfaultfd {
             return Err(open.unsupported(&why, None));
         }
         let looked = look(open)?;
-        let pid = process_with(open, &looked, &cx.processes())?;
+        let pid = process_with(open, &looked, &cx.processes())?.pid();
         if looked.has_events {
             return Err(Error::Passing {
-                pid: open.pid,
+                pid: open.process.pid(),
                 what: format!("{}: events wait to be read", open.place()),
                 allow: None,
                 early: true,

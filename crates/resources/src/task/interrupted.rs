@@ -455,18 +455,18 @@ fn remake(stopped: &Stopped<'_>, call: Call, time_arg: usize, args: [u64; 6]) ->
     }))
 }
 
-/// The call that `restart_syscall` went on with, by the kernel's function that waits. Sleeps do so
-/// in functions that count as the scheduler's own and are not named; there is nothing else. `None`
-/// for a thread that was seen on its way there.
+/// The call that `restart_syscall` went on with, by the kernel's function that waits. A sleep's own
+/// function counts as the scheduler's and is not named: that of the system call is. `None` for a
+/// thread that was seen elsewhere, as on its way there or in a wait for a lock.
 fn original(function: &str, args: &[u64; 6]) -> Option<Kind> {
     const LOWEST_POINTER: u64 = 4096;
-    const ON_THE_WAY: [&str; 4] = ["fault", "signal", "stop", "to_user_mode"];
-    let on_the_way = || ON_THE_WAY.iter().any(|name| function.contains(name));
+    const ON_THE_WAY: &str = "to_user_mode";
+    const SLEEPS: [&str; 4] = ["nanosleep", "nsleep", "syscall", "svc"];
     if function.contains("futex") {
         Some(Kind::Futex)
     } else if function.contains("poll") {
         Some(Kind::Poll)
-    } else if matches!(function, "" | "0") || on_the_way() {
+    } else if function.contains(ON_THE_WAY) || !SLEEPS.iter().any(|name| function.contains(name)) {
         None
     } else if (LOWEST_POINTER..1 << 63).contains(&args[0]) {
         Some(Kind::Nanosleep)
@@ -572,7 +572,7 @@ mod tests {
             let registers = ptrace::registers(pid).expect("registers");
             let memory = |at: u64| {
                 let mut bytes = [0; 16];
-                sys::vm::read_exact(pid, Addr(at), &mut bytes)
+                sys::vm::read_exact(&sys::process::Process::new(pid), Addr(at), &mut bytes)
                     .ok()
                     .map(|()| bytes)
             };
@@ -875,13 +875,27 @@ mod tests {
         };
         let (again, went_on) = (nr::RESTART_SYSCALL, nr::RESTART_SYSCALL.cast_signed());
         let syscall = [0x0f, 0x05];
-        for function in ["", "0", "handle_userfault", "ptrace_stop"] {
+        let elsewhere = [
+            "",
+            "0",
+            "handle_userfault",
+            "ptrace_stop",
+            "rwsem_down_read_slowpath",
+            "folio_wait_bit_common",
+            "syscall_exit_to_user_mode",
+        ];
+        for function in elsewhere {
             assert!(
                 unknown(again, ERESTART_RESTARTBLOCK, function, [0, 0]),
                 "{function}"
             );
         }
-        for function in ["futex_do_wait", "do_sys_poll", "hrtimer_nanosleep"] {
+        for function in [
+            "futex_do_wait",
+            "do_sys_poll",
+            "hrtimer_nanosleep",
+            "do_syscall_64",
+        ] {
             assert!(
                 !unknown(again, ERESTART_RESTARTBLOCK, function, [0, 0]),
                 "{function}"

@@ -10,6 +10,7 @@ use std::io;
 
 use prost::Message;
 use sys::proc::{Stat, Status};
+use sys::process::Process;
 
 use super::comm::Comm;
 use super::credentials::Credentials;
@@ -21,16 +22,16 @@ use super::{Facts, Part, attributes, comm, credentials, decode, scheduling, secc
 use crate::Result;
 use crate::kernel::Kernel;
 
-/// The wait status with which the leader of process `pid` has ended, looked up in the kernel's
+/// The wait status with which the leader of a process has ended, looked up in the kernel's
 /// memory: /proc tells the signal of a group stop in its place as long as there is one.
 ///
 /// # Errors
 /// Where the kernel may not be looked into, or there is no such leader.
-pub fn status(pid: i32) -> io::Result<i32> {
+pub fn status(process: &Process) -> io::Result<i32> {
     let untold = |why: &str| io::Error::new(io::ErrorKind::Unsupported, why.to_owned());
     let kernel = Kernel::get().map_err(untold)?;
-    let leader = kernel.owner(pid)?.word("group_leader")?;
-    if kernel.tid(leader)? != Some(pid) {
+    let leader = kernel.owner(process)?.word("group_leader")?;
+    if kernel.tid(leader)? != Some(process.pid()) {
         return Err(untold("its memory is another process's"));
     }
     let leader = kernel.read("task_struct", leader)?;

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use sys::arch::Registers;
 use sys::proc::{Malformed, Stat, Status};
+use sys::process::Process;
 use sys::ptrace::{Filter, RseqArea};
 
 use crate::kernel::credentials::{Credentials, CredentialsReader};
@@ -78,7 +79,11 @@ pub trait Facts {
     /// What the caller allows.
     fn allow(&self) -> &Allow;
     /// The process.
-    fn pid(&self) -> i32;
+    fn process(&self) -> &Process;
+    /// The process's number.
+    fn pid(&self) -> i32 {
+        self.process().pid()
+    }
     /// The thread; equal to [`Facts::pid`] for the leader.
     fn tid(&self) -> i32;
     /// The contents of /proc/PID/task/TID/`name` ("stat", "status", "limits", "timerslack_ns", …;

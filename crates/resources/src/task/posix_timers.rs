@@ -28,6 +28,7 @@ use linux_raw_sys::prctl::{
     PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF, PR_TIMER_CREATE_RESTORE_IDS_ON,
 };
 use sys::proc::{self, Notify, Timer};
+use sys::process::Process;
 use syscalls::Sysno;
 
 use super::{Asked, Ended, Facts, Part, Phase, Planned, Scope, ThreadPlan, malformed, tags};
@@ -415,7 +416,7 @@ fn name_threads(timers: &mut [Timer], facts: &dyn Facts) -> Result<()> {
     let what = "a timer on a thread's processor time, in a process of several threads";
     let refused = |why: String| Error::unsupported(facts.pid(), what).because(why);
     let has_one = facts.status()?.threads == 1;
-    let makers = match makers(facts.pid()) {
+    let makers = match makers(facts.process()) {
         // It may have had others, but there is nobody else to be asked for.
         Err(_) if has_one => return Ok(()),
         makers => makers,
@@ -437,10 +438,10 @@ fn name_threads(timers: &mut [Timer], facts: &dyn Facts) -> Result<()> {
 
 /// The threads by whose processor time the timers go of a process that is stopped, by the timers'
 /// ids.
-fn makers(pid: i32) -> std::io::Result<HashMap<i32, i32>> {
+fn makers(process: &Process) -> std::io::Result<HashMap<i32, i32>> {
     let why = |why: &str| IoError::new(ErrorKind::Unsupported, why.to_owned());
     let kernel = Kernel::get().map_err(why)?;
-    let process = kernel.owner(pid)?.word("signal")?;
+    let process = kernel.owner(process)?.word("signal")?;
     let process = kernel.read("signal_struct", process)?;
     let timers = process.listed("posix_timers", ("k_itimer", "list"), TIMERS_MAX)?;
     let mut makers = HashMap::new();

@@ -99,20 +99,21 @@ mod tests {
     use std::rc::Rc;
 
     use sys::arch::Registers;
+    use sys::process::Process;
 
     use super::*;
     use crate::Allow;
 
     /// A thread whose status has this line besides; where there is one, also with a breakpoint.
-    struct Stranger(Allow, &'static str);
+    struct Stranger(Allow, &'static str, Process);
 
     impl Facts for Stranger {
         fn allow(&self) -> &Allow {
             &self.0
         }
 
-        fn pid(&self) -> i32 {
-            7
+        fn process(&self) -> &Process {
+            &self.2
         }
 
         fn tid(&self) -> i32 {
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn unknown_line_of_the_status_is_refused_by_name() {
-        let ask = |line| check(&Stranger(Allow::default(), line));
+        let ask = |line| check(&Stranger(Allow::default(), line, Process::new(7)));
         ask("").expect("all lines are known");
         let told = |line| ask(line).expect_err("refused").to_string();
         let want = "pid 7: line Colour of its status is not supported: it is not known";

@@ -24,6 +24,7 @@ use std::io::{Error as IoError, ErrorKind};
 use rustix::io::Errno;
 use rustix::thread::gettid;
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 use sys::sem;
 use syscalls::Sysno;
 
@@ -86,10 +87,10 @@ impl Part for Semaphores {
     fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Record>> {
         let pid = facts.pid();
         let failed = |error| Error::kernel(format!("look for semaphores of pid {pid}"), error);
-        if sem::sets().unwrap_or(0) == 0 || !has_list(pid).map_err(failed)? {
+        if sem::sets().unwrap_or(0) == 0 || !has_list(facts.process()).map_err(failed)? {
             return Ok(None);
         }
-        let sets = match look(pid) {
+        let sets = match look(facts.process()) {
             Ok(sets) => sets,
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 log::warn!("pid {pid}: what it undoes to semaphores is not told: {error}");
@@ -196,18 +197,18 @@ fn check_value(pid: i32, (set, semaphore): (i32, u32), given: i32) -> Result<()>
 }
 
 /// Whether a process has a list of what is undone.
-fn has_list(pid: i32) -> std::io::Result<bool> {
+fn has_list(process: &Process) -> std::io::Result<bool> {
     // All that have none are equal in it.
     kcmp::forget_semaphore_undo()?;
-    let own = gettid().as_raw_nonzero().get();
-    Ok(kcmp::compare(own, pid, Shared::SemaphoreUndo)? != Ordering::Equal)
+    let own = Process::new(gettid().as_raw_nonzero().get());
+    Ok(kcmp::compare(&own, process, Shared::SemaphoreUndo)? != Ordering::Equal)
 }
 
 /// What is undone when a process ends that is stopped and has a list.
-fn look(pid: i32) -> std::io::Result<Vec<Set>> {
+fn look(process: &Process) -> std::io::Result<Vec<Set>> {
     let why = |why: &str| IoError::new(ErrorKind::Unsupported, why.to_owned());
     let kernel = Kernel::get().map_err(why)?;
-    let owner = kernel.owner(pid)?;
+    let owner = kernel.owner(process)?;
     let list = match owner.word("sysvsem.undo_list")? {
         0 => return Err(why("the list is another task's")),
         list => kernel.read("sem_undo_list", list)?,

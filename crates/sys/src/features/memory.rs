@@ -15,6 +15,7 @@ use crate::btf::Types;
 use crate::kernel_memory::KernelMemory;
 use crate::pagemap::{Action, Category, Pagemap, Query, Region};
 use crate::per_cpu::PerCpuMap;
+use crate::process::Process;
 use crate::uffd::{Features, Uffd};
 
 const PAGE_BYTES: usize = 4096;
@@ -147,11 +148,7 @@ impl Drop for Scratch {
 }
 
 fn own_pagemap() -> Result<Pagemap, String> {
-    Pagemap::open(own_pid()).map_err(|error| why("/proc/self/pagemap", &error))
-}
-
-fn own_pid() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
+    Pagemap::open(&Process::own()).map_err(|error| why("/proc/self/pagemap", &error))
 }
 
 fn scan(scratch: &Scratch, wanted: Category) -> Result<usize, String> {
@@ -183,7 +180,7 @@ fn process_vm_readv() -> Outcome {
     let scratch = Scratch::new(1)?;
     scratch.touch();
     let mut byte = [0];
-    crate::vm::read_exact(own_pid(), scratch.span().start, &mut byte)
+    crate::vm::read_exact(&Process::own(), scratch.span().start, &mut byte)
         .map_err(|error| why("process_vm_readv", &error))?;
     if byte == [1] {
         yes()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use sys::kcmp;
+use sys::process::Process;
 
 use super::{Depth, Facts};
 use crate::tree;
@@ -55,7 +56,7 @@ pub(super) fn look_for_sharing(facts: &mut Facts, pids: &[u32]) {
     let mut groups = Vec::new();
     for mut candidates in alike.into_values() {
         // kcmp orders descriptions, so that those that are one come together.
-        let compare = |&a: &_, &b: &_| kcmp::compare_files(a, b).unwrap_or(Ordering::Less);
+        let compare = |&a: &_, &b: &_| compare(a, b).unwrap_or(Ordering::Less);
         candidates.sort_by(compare);
         let same = candidates.chunk_by(|a, b| compare(a, b) == Ordering::Equal);
         for group in same.filter(|group| group.len() > 1) {
@@ -66,6 +67,13 @@ pub(super) fn look_for_sharing(facts: &mut Facts, pids: &[u32]) {
     }
     groups.sort_unstable();
     facts.note("tree", "shared descriptions", format!("{groups:?}"));
+}
+
+/// Orders the descriptions behind two descriptors, each as (pid, fd).
+fn compare(one: (u32, i32), other: (u32, i32)) -> std::io::Result<Ordering> {
+    let [own, others] = [one, other].map(|(pid, _)| Process::living(pid.cast_signed()));
+    let descriptor = |process, fd| kcmp::Descriptor { process, fd };
+    kcmp::compare_files(descriptor(&own, one.1), descriptor(&others, other.1))
 }
 
 fn numbers(pid: u32) -> Vec<i32> {
@@ -107,9 +115,7 @@ fn normalise(info: &str, depth: Depth, unnamed: bool) -> String {
             "lock" => {
                 let is_lease = value.contains(" LEASE ");
                 let words = value.split_ascii_whitespace().enumerate().skip(1);
-                let words = words.filter(|(at, _)| {
-                    !(unnamed && *at == 5 || is_lease && *at == 4)
-                });
+                let words = words.filter(|(at, _)| !(unnamed && *at == 5 || is_lease && *at == 4));
                 words.map(|(_, word)| word).collect()
             }
             _ => value.split_ascii_whitespace().collect(),

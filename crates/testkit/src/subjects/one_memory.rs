@@ -7,6 +7,7 @@
 use std::io;
 
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 
 use super::{Control, Failure, not_understood};
 use crate::calls::callers::Callers;
@@ -170,7 +171,8 @@ impl State {
             self.seen("handles", (one, HANDLERS_KIND), sees)?;
             for (kind, (_, what)) in KINDS.iter().enumerate() {
                 let sees = |other: usize| {
-                    let compared = kcmp::compare(self.pids[one], self.pids[other], *what);
+                    let [one, other] = [one, other].map(|task| Process::new(self.pids[task]));
+                    let compared = kcmp::compare(&one, &other, *what);
                     compared.map(std::cmp::Ordering::is_eq)
                 };
                 self.seen(&format!("has of {what:?}"), (one, kind), sees)?;

@@ -15,6 +15,7 @@ use rustix::thread::{Timespec, nanosleep};
 use sys::fork::Fork;
 use sys::io_class::{self, Class};
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 
 use super::{Control, Failure, not_understood};
 use crate::calls::Mapping;
@@ -326,8 +327,8 @@ fn check(
     for ((_, kind), classes) in KINDS.iter().zip(classes) {
         for task in 0..count {
             for other in 0..count {
-                let pid = |task| (state.load(task, PID) as u32).cast_signed();
-                let equal = kcmp::compare(pid(task), pid(other), *kind)?.is_eq();
+                let process = |task| Process::new((state.load(task, PID) as u32).cast_signed());
+                let equal = kcmp::compare(&process(task), &process(other), *kind)?.is_eq();
                 let is_to = classes[task] == classes[other];
                 // Those who have none are all equal.
                 let told_apart = match kind {

@@ -82,10 +82,10 @@ impl Injection {
         let places = self.fill(area, &batches)?;
         self.start(&places)?;
         // Without our part a call fails, and the leader parks.
-        let (pid, parked) = (self.threads[0].pid, places[0].header);
+        let (process, parked) = (&self.threads[0].process, places[0].header);
         let assisted = opening.assist(&|| {
             let mut word = [0; 4];
-            sys::vm::read_exact(pid, parked, &mut word).is_err() || word != [0; 4]
+            sys::vm::read_exact(process, parked, &mut word).is_err() || word != [0; 4]
         });
         self.wait_parked(&places)?;
         let place = &places[0];
@@ -102,10 +102,10 @@ impl Injection {
 
     /// Copies the descriptor that the parked leader has opened last.
     fn copy(&self, opening: &dyn Opening, place: &Place) -> Result<io::Result<OwnedFd>> {
-        let pid = self.threads[0].pid;
+        let process = &self.threads[0].process;
         let mut ops = vec![0; opening.ops_bytes() - Op::BYTES];
-        let read = sys::vm::read_exact(pid, place.ops, &mut ops);
-        read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
+        let read = sys::vm::read_exact(process, place.ops, &mut ops);
+        read.map_err(|e| Error::of(process.pid(), "cannot read the blob's answers", e))?;
         let mut number = 0;
         for op in ops.chunks_exact(Op::BYTES) {
             let result = &op[offset::RESULT..][..8];
@@ -114,9 +114,9 @@ impl Injection {
                 return Ok(Err(io::Error::from_raw_os_error(-number)));
             }
         }
-        let failed = |error| Error::of(pid, "pidfd_getfd", error);
-        let process = sys::asked::pidfd(pid).map_err(failed)?;
-        let got = pidfd_getfd(process.as_fd(), number, PidfdGetfdFlags::empty());
+        let failed = |error| Error::of(process.pid(), "pidfd_getfd", error);
+        let pidfd = process.pidfd().map_err(failed)?;
+        let got = pidfd_getfd(pidfd.as_fd(), number, PidfdGetfdFlags::empty());
         got.map(Ok).map_err(|errno| failed(errno.into()))
     }
 

@@ -7,6 +7,7 @@ use abi::{Addr, PAGE_BYTES, Span};
 use super::{CODE_BYTES, Injection};
 use crate::arch::{self, Ground, STUB_BYTES};
 use crate::{Error, Result, Thread};
+use sys::process::Process;
 
 /// How far behind the blob's start a thread is looked for that is on its way back.
 const AREA_BYTES: u64 = 1 << 20;
@@ -83,16 +84,16 @@ pub struct Left {
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`].
-pub fn left_areas(pid: i32, mappings: &[Span]) -> Result<Vec<Left>> {
+pub fn left_areas(process: &Process, mappings: &[Span]) -> Result<Vec<Left>> {
     const BEGINNING: usize = 64;
-    let failed = |e| Error::of(pid, "cannot read the code that it may run", e);
+    let failed = |e| Error::of(process.pid(), "cannot read the code that it may run", e);
     // Nearly all are a program's own, which one look tells.
     let pieces = mappings.iter().map(|mapping| (mapping.start, BEGINNING));
     let mut beginnings = vec![0; mappings.len() * BEGINNING];
     let got = match mappings.is_empty() {
         true => 0,
         false => {
-            let got = sys::vm::read_pieces(pid, &pieces.collect::<Vec<_>>(), &mut beginnings);
+            let got = sys::vm::read_pieces(process, &pieces.collect::<Vec<_>>(), &mut beginnings);
             or_nothing(got).map_err(failed)?
         }
     };
@@ -105,14 +106,14 @@ pub fn left_areas(pid: i32, mappings: &[Span]) -> Result<Vec<Left>> {
         });
     let mut left = Vec::new();
     for (at, _) in ours {
-        left.extend(left_area(pid, mappings[at]).map_err(failed)?);
+        left.extend(left_area(process, mappings[at]).map_err(failed)?);
     }
     Ok(left)
 }
 
-fn left_area(pid: i32, mapping: Span) -> std::io::Result<Option<Left>> {
+fn left_area(process: &Process, mapping: Span) -> std::io::Result<Option<Left>> {
     let mut first = [0; CODE_BYTES];
-    let got = read_some(pid, mapping.start, &mut first)?;
+    let got = read_some(process, mapping.start, &mut first)?;
     let trailer = got.then(|| Trailer::parse(&first)).flatten();
     let Some(trailer) = trailer else {
         return Ok(None);
@@ -126,7 +127,7 @@ fn left_area(pid: i32, mapping: Span) -> std::io::Result<Option<Left>> {
         }
     ];
     let at = mapping.start.plus(trailer.code_bytes.into());
-    let is_whole = read_some(pid, at, &mut flags)?;
+    let is_whole = read_some(process, at, &mut flags)?;
     Ok(is_whole.then(|| Left {
         area: Span::new(mapping.start, trailer.area_bytes),
         is_busy: flags.iter().any(|flag| *flag != 0),
@@ -134,11 +135,11 @@ fn left_area(pid: i32, mapping: Span) -> std::io::Result<Option<Left>> {
 }
 
 /// Reads memory of a process; tells whether all of it is there and may be read.
-fn read_some(pid: i32, at: Addr, bytes: &mut [u8]) -> std::io::Result<bool> {
+fn read_some(process: &Process, at: Addr, bytes: &mut [u8]) -> std::io::Result<bool> {
     if bytes.is_empty() {
         return Ok(true);
     }
-    Ok(or_nothing(sys::vm::read(pid, at, bytes))? == bytes.len())
+    Ok(or_nothing(sys::vm::read(process, at, bytes))? == bytes.len())
 }
 
 /// How much was read, which is nothing where nothing may be read.
@@ -178,13 +179,13 @@ impl Injection {
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`].
-pub fn is_injected(pid: i32, span: Span, at: Addr) -> Result<bool> {
+pub fn is_injected(process: &Process, span: Span, at: Addr) -> Result<bool> {
     // The blob stands at the start of its area, a stub at the end of its page.
     let page = at.page_start();
     let start = span.start.max(Addr(page.0.saturating_sub(AREA_BYTES)));
     let mut code = vec![0; (page.0 + PAGE_BYTES - start.0) as usize];
-    let failed = |e| Error::of(pid, "cannot read the code that it runs", e);
-    if !read_some(pid, start, &mut code).map_err(failed)? {
+    let failed = |e| Error::of(process.pid(), "cannot read the code that it runs", e);
+    if !read_some(process, start, &mut code).map_err(failed)? {
         return Ok(false);
     }
     let stub = &code[code.len() - STUB_BYTES..];

@@ -16,7 +16,7 @@ impl Injection {
     pub fn in_namespace(mut self, namespace: BorrowedFd<'_>) -> Result<Self> {
         let stand_in = StandIn::start(namespace);
         let doing = "cannot start a process in its namespace of pids";
-        let stand_in = stand_in.map_err(|e| Error::of(self.threads[0].pid, doing, e))?;
+        let stand_in = stand_in.map_err(|e| Error::of(self.threads[0].process.pid(), doing, e))?;
         self.owner = stand_in.number();
         self.stand_in = Some(stand_in);
         Ok(self)

@@ -12,6 +12,7 @@ use image::{Reader, SpaceId};
 use pages::{Extent, Placed, Sink, sink};
 use rustix::fs::MemfdFlags;
 use sys::memfd::Mapped;
+use sys::process::Process;
 
 use super::block;
 use super::record::{QemuBlock, QemuMachine};
@@ -150,7 +151,6 @@ fn fill_file(
         at: piece.at.plus(mapped.start()),
         ..*piece
     });
-    let own = rustix::process::getpid().as_raw_nonzero().get();
-    let sink = memory::sink::Memory::new(own);
+    let sink = memory::sink::Memory::new(&Process::own());
     fill(&placed.collect::<Vec<_>>(), &sink)
 }

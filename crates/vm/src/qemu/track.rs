@@ -13,6 +13,7 @@ use freeze::tracker::{Client, DEFAULT_TRACK_TIME, Means, TrackedTask};
 use image::ImageId;
 use memory::scan::Area;
 use memory::track;
+use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
 
 use super::block::Block;
@@ -82,7 +83,7 @@ impl Tracking {
         let Some(task) = held.into_iter().find(is_it) else {
             return Ok(None);
         };
-        let are_tracked = track::are_tracked(pid, &spans).map_err(Error::Memory)?;
+        let are_tracked = track::are_tracked(&Process::new(pid), &spans).map_err(Error::Memory)?;
         let is_new = tracker.image.is_none() || are_tracked.contains(&false);
         Ok(Some(Self {
             tracker,
@@ -126,7 +127,8 @@ impl Tracking {
             apart: false,
         });
         let areas = areas.collect::<Vec<_>>();
-        let found = track::tracked(self.task.pid, &areas, true).map_err(Error::Memory)?;
+        let found =
+            track::tracked(&Process::new(self.task.pid), &areas, true).map_err(Error::Memory)?;
         let unwritten = found.iter().zip(&self.spans).map(|(found, block)| {
             let number = |at: abi::Addr| (at.0 - block.start.0) / PAGE_BYTES;
             let spans = found.unwritten.iter().filter(|_| found.is_tracked);

@@ -2,7 +2,9 @@
 
 use std::io;
 
+use std::cmp::Ordering;
 use sys::bpf_map::Definition;
+
 use sys::kcmp::{self, Shared};
 
 use super::{MAPPABLE, NUMA_NODE, id_of};
@@ -118,12 +120,15 @@ fn check(
 /// How many descriptors the tree has of it: a table that tasks share counts once.
 fn tables(open: &Open<'_>, cx: &dyn DumpContext) -> u64 {
     let numbers = cx.numbers(open.id);
+    let processes = cx.processes();
+    let process = |pid: i32| processes.iter().find(|process| process.pid() == pid);
+    let compare = |one, other| {
+        let compared = kcmp::compare(process(one)?, process(other)?, Shared::Descriptors);
+        compared.ok()
+    };
     let shares = |pid: i32, fd: i32, earlier: &[(i32, i32)]| {
         let mut same = earlier.iter().filter(|(_, number)| *number == fd);
-        same.any(|(other, _)| {
-            let compared = kcmp::compare(pid, *other, Shared::Descriptors);
-            compared.is_ok_and(|order| order.is_eq())
-        })
+        same.any(|(other, _)| compare(pid, *other).is_some_and(Ordering::is_eq))
     };
     let own = numbers.iter().enumerate();
     let own = own.filter(|(at, (pid, fd))| !shares(*pid, *fd, &numbers[..*at]));
@@ -133,7 +138,10 @@ fn tables(open: &Open<'_>, cx: &dyn DumpContext) -> u64 {
 /// Whether one of the tasks that have it shows it in its memory.
 fn is_mapped(open: &Open<'_>, cx: &dyn DumpContext) -> bool {
     let holders = cx.numbers(open.id);
-    let mut holders = holders.iter().map(|(pid, _)| *pid).chain([open.pid]);
+    let mut holders = holders
+        .iter()
+        .map(|(pid, _)| *pid)
+        .chain([open.process.pid()]);
     holders.any(|pid| {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         maps.lines()

@@ -123,7 +123,7 @@ impl Kind for IoUring {
         record.places = places.0.to_vec();
         let head = queues.word(places.cq_head());
         record.cq_head = head.load(std::sync::atomic::Ordering::Acquire);
-        let lost = pinned::find_lost(kernel, open.pid, &queues, &seen);
+        let lost = pinned::find_lost(kernel, &open.process, &queues, &seen);
         if let Some(address) = lost.map_err(|error| unclear(open, error))? {
             let why = format!("its buffer at {address:#x} is not the memory that is there now");
             return Err(open.unsupported(&why, None));
@@ -290,7 +290,7 @@ impl Memory {
 /// A state that cannot be saved, and that passes.
 fn passing(open: &Open<'_>, why: &str) -> Error {
     Error::Passing {
-        pid: open.pid,
+        pid: open.process.pid(),
         what: format!("{}: {why}", open.place()),
         allow: None,
         early: true,
@@ -386,7 +386,7 @@ impl Known {
         let Some(id) = self.eventfds.get(&counter) else {
             return Err(open.unsupported("its eventfd is open nowhere", None));
         };
-        let is_theirs = || cx.numbers(*id).iter().any(|at| at.0 == open.pid);
+        let is_theirs = || cx.numbers(*id).iter().any(|at| at.0 == open.process.pid());
         if seen.submitter != Submitter::Any && !is_theirs() {
             let why = "the thread that alone may use it has no descriptor of its eventfd";
             return Err(open.unsupported(why, None));

@@ -9,15 +9,16 @@ use std::io::Result;
 
 use abi::{Addr, PAGE_BYTES};
 use sys::pagemap::{Entry, Pagemap};
+use sys::process::Process;
 use sys::ring::RingMemory;
 
 use super::seen::{Buffer, Seen};
 use crate::kernel::Kernel;
 
-/// The address of the first buffer that is not what the task `pid` has there.
+/// The address of the first buffer that is not what the process has there.
 pub(super) fn find_lost(
     kernel: &Kernel,
-    pid: i32,
+    process: &Process,
     queues: &RingMemory,
     seen: &Seen,
 ) -> Result<Option<u64>> {
@@ -26,10 +27,10 @@ pub(super) fn find_lost(
         return Ok(None);
     }
     let page_bytes = kernel.size("page")?;
-    let own = Pagemap::open(std::process::id().cast_signed())?;
+    let own = Pagemap::open(&Process::own())?;
     let known = frames(&own, queues.address(), 1)?[0].unwrap_or(0);
     let array = seen.first_page.wrapping_sub(known.wrapping_mul(page_bytes));
-    let theirs = Pagemap::open(pid)?;
+    let theirs = Pagemap::open(process)?;
     for buffer in buffers() {
         let kept = kept(buffer, |page| page.wrapping_sub(array) / page_bytes);
         let now = frames(&theirs, buffer.address, kept.len())?;

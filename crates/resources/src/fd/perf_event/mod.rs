@@ -348,7 +348,10 @@ fn opener(
         is_there.or(holders.first().copied())
     };
     if seen.leader == seen.at {
-        return Ok((holder(open.id, seen.owner).unwrap_or(open.pid), None));
+        return Ok((
+            holder(open.id, seen.owner).unwrap_or(open.process.pid()),
+            None,
+        ));
     }
     let leader = find(seen.leader, (kernel, open), cx)?;
     let leader = leader.ok_or_else(|| {
@@ -358,7 +361,7 @@ fn opener(
         )
     })?;
     let owner = seen::owner(kernel, seen.leader).map_err(|error| failed(open, error))?;
-    let opener = holder(leader, owner).unwrap_or(open.pid);
+    let opener = holder(leader, owner).unwrap_or(open.process.pid());
     if !cx.numbers(open.id).iter().any(|(pid, _)| *pid == opener) {
         let why = format!("process {opener} has not the first event of its group");
         return Err(open.unsupported(&why, None));

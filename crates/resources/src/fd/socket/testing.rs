@@ -11,6 +11,7 @@ use crate::fd::{
     Description, DescriptionId, DumpContext, Info, Open, Opens, RestoreContext, claim, kind_of,
 };
 use crate::{Allow, Error, Result};
+use sys::process::Process;
 
 /// A tree's descriptions, from the dump to the restore.
 #[derive(Default)]
@@ -39,7 +40,7 @@ pub(crate) fn describe(id: usize, own: &OwnedFd) -> Open<'static> {
     };
     let copy = dup(own.as_fd());
     let fetch = move || Ok(dup(copy.as_fd()));
-    let at = (std::process::id().cast_signed(), own.as_raw_fd());
+    let at = (Process::own(), own.as_raw_fd());
     let id = DescriptionId(u32::try_from(id).unwrap());
     Open::new(id, at, (link.unwrap().into_bytes(), stat, info), fetch)
 }
@@ -202,7 +203,7 @@ impl DumpContext for Dumping {
         None
     }
 
-    fn add(&mut self, _pid: i32, own: OwnedFd) -> Result<DescriptionId> {
+    fn add(&mut self, _process: &Process, own: OwnedFd) -> Result<DescriptionId> {
         let stat = rustix::fs::fstat(&own).unwrap();
         let same =
             |other: &rustix::fs::Stat| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino);

@@ -308,7 +308,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
     refuse_unread(open, &record)?;
     match info.state {
         State::Listen if info.waiting > 0 && !cx.allow().skip_in_flight => {
-            return Err(backlog::passing(open.pid, &open.place()));
+            return Err(backlog::passing(open.process.pid(), &open.place()));
         }
         State::Listen => {
             record.backlog = info.backlog;
@@ -324,7 +324,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         }
         state if state.is_being_made() => {
             return Err(Error::Passing {
-                pid: open.pid,
+                pid: open.process.pid(),
                 what: format!("{}: a connection is still being made", open.place()),
                 allow: None,
                 early: false,

@@ -76,20 +76,24 @@ impl BoundFile {
         if stat.st_nlink > 1 {
             links = names::in_folder(main, stat);
             let found = links.len();
-            if found as u64 != u64::from(stat.st_nlink) {
+            if found as u64 != stat.st_nlink {
                 let (links, folder) = (stat.st_nlink, main.parent().unwrap_or(main).display());
                 let why = format!("its file has {links} names, of which {folder} has {found}");
                 return Err(open.unsupported(&why, None));
             }
             links.retain(|link| link != main);
-            let mut long = links.iter().filter(|link| link.as_os_str().len() >= NAME_MAX_BYTES);
+            let mut long = links
+                .iter()
+                .filter(|link| link.as_os_str().len() >= NAME_MAX_BYTES);
             if let Some(long) = long.next() {
                 let name = long.display();
                 let why = format!("its file's name {name} is longer than an address");
                 return Err(open.unsupported(&why, None));
             }
         }
-        let links = links.into_iter().map(|link| link.into_os_string().into_encoded_bytes());
+        let links = links
+            .into_iter()
+            .map(|link| link.into_os_string().into_encoded_bytes());
         Ok(Self {
             mode: stat.st_mode & 0o7777,
             uid: stat.st_uid,
@@ -132,7 +136,10 @@ impl Address {
         };
         let base = address.base(&stat, &path);
         if base.is_none() && !leads_to(&path, &stat) {
-            path = names::in_folder(&path, &stat).into_iter().next().unwrap_or(path);
+            path = names::in_folder(&path, &stat)
+                .into_iter()
+                .next()
+                .unwrap_or(path);
         }
         let mut file = BoundFile::new(open, &stat, &path)?;
         match base {

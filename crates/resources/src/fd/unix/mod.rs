@@ -409,13 +409,13 @@ fn find_anywhere(wanted: u32, cx: &mut dyn DumpContext) -> Result<Option<Descrip
     for (open, nature) in sockets(cx) {
         if flying(open, nature)?.contains(&u64::from(wanted)) {
             let rights = queue::rights(open, nature.kind)?;
-            found.extend(rights.into_iter().map(|right| (open.pid, right)));
+            found.extend(rights.into_iter().map(|right| (&open.process, right)));
         }
     }
-    for (pid, right) in found {
+    for (process, right) in found {
         let is_it = rustix::fs::fstat(&right).is_ok_and(|stat| stat.st_ino == u64::from(wanted));
         if is_it && Nature::of_fd(right.as_fd())?.family == AF_UNIX {
-            return cx.add(pid, right).map(Some);
+            return cx.add(&process.clone(), right).map(Some);
         }
     }
     Ok(None)
@@ -1139,7 +1139,10 @@ mod tests {
                 for _ in 0..2 {
                     sockets = cycle(sockets);
                     let bound_as = at("s.4711");
-                    assert_eq!(name_of(&sockets[0]), bound_as.as_os_str().as_encoded_bytes());
+                    assert_eq!(
+                        name_of(&sockets[0]),
+                        bound_as.as_os_str().as_encoded_bytes()
+                    );
                     assert_eq!(bound_as.exists(), kept);
                     for name in &names {
                         let client = new(STREAM).unwrap();
@@ -1162,7 +1165,10 @@ mod tests {
             std::fs::create_dir(&other).unwrap();
             std::fs::hard_link(&path, other.join("two")).unwrap();
             let error = World::new(vec![listener]).dump().unwrap_err();
-            let told = format!("its file has 2 names, of which {} has 1", folder.path().display());
+            let told = format!(
+                "its file has 2 names, of which {} has 1",
+                folder.path().display()
+            );
             assert!(error.to_string().contains(&told), "{error}");
         });
     }

@@ -33,7 +33,9 @@ pub fn leads_to(path: &Path, stat: &Stat) -> bool {
 
 /// The names of the file of `stat` in the folder of `path`, in order.
 pub fn in_folder(path: &Path, stat: &Stat) -> Vec<PathBuf> {
-    let entries = path.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+    let entries = path
+        .parent()
+        .and_then(|folder| std::fs::read_dir(folder).ok());
     let entries = entries.into_iter().flatten().flatten();
     let same = entries.filter(|entry| entry.ino() == stat.st_ino);
     let paths = same.map(|entry| entry.path());

@@ -95,7 +95,7 @@ pub fn read(open: &Open<'_>, kind: i32, cx: &mut dyn DumpContext) -> Result<Vec<
     for Peeked { data, received } in peeked {
         let mut rights = Vec::with_capacity(received.rights.len());
         for right in received.rights {
-            rights.push(cx.add(open.pid, right)?.0);
+            rights.push(cx.add(&open.process, right)?.0);
         }
         let from = received.name.get(2..).unwrap_or_default().to_vec();
         let from = if kind == super::STREAM {

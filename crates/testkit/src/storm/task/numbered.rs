@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::fs::Mode;
 use sys::io_class::{self, Class};
 use sys::kcmp::{self, Shared};
+use sys::process::Process;
 use sys::{sem, shm};
 
 use super::{Done, Task, opened};
@@ -335,15 +336,17 @@ impl Task {
             told.push(format!("context {number}: {:?}", &words[1..]));
         }
         told.push(format!("in {}", std::env::current_dir()?.display()));
-        let pid = std::process::id().cast_signed();
+        let own = Process::own();
         for other in (0..TASKS).filter(|other| *other != self.number) {
             let others = self.ledger.pid(other).map(u32::cast_signed);
+            let others = others.map(Process::new);
             let whats = [Shared::Descriptors, Shared::Directories, Shared::Io];
             let has = |what: &Shared| *what != Shared::Io || self.numbered.has_io_context;
             for what in whats.into_iter().filter(has) {
-                let is_shared =
-                    |others| kcmp::compare(pid, others, what).is_ok_and(|one| one.is_eq());
-                if others.is_some_and(is_shared) {
+                let is_shared = |others: &Process| {
+                    kcmp::compare(&own, others, what).is_ok_and(|one| one.is_eq())
+                };
+                if others.as_ref().is_some_and(is_shared) {
                     told.push(format!("shares {what:?} with {other}"));
                 }
             }
