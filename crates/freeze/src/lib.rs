@@ -11,7 +11,7 @@
 //! ```no_run
 //! let frozen = freeze::freeze(4711, Some(freeze::DEFAULT_TIMEOUT))?;
 //! for task in &frozen.tasks {
-//!     println!("{}: {} mappings", task.pid, task.maps()?.len());
+//!     println!("{}: {} mappings", task.pid(), task.maps()?.len());
 //! }
 //! # Ok::<(), freeze::Error>(())
 //! ```

@@ -9,18 +9,19 @@
 //! use abi::{Addr, Span};
 //! use memory::{PageMaps, TaskMemory, scan::{self, Area}};
 //! use pages::{Extent, Source};
+//! use sys::process::Process;
 //!
 //! // Four pages of this very process.
-//! let own = std::process::id() as i32;
+//! let own = Process::own();
 //! let bytes = vec![7_u8; 5 * 4096];
 //! let start = Addr(bytes.as_ptr() as u64 + 4095).page_start();
 //! let area = Area { span: Span::new(start, 4 * 4096), file: false, apart: false };
-//! let found = scan::scan(own, &[area], &mut PageMaps::default())?;
+//! let found = scan::scan(&own, &[area], &mut PageMaps::default())?;
 //! assert_eq!(found[0].private, [area.span]);
 //!
 //! let extent = Extent { space: image::SpaceId(1), first_page: 0, at: start, pages: 4 };
 //! let mut read = vec![0; 4 * 4096];
-//! TaskMemory::new(own).read(&[extent], &mut read)?;
+//! TaskMemory::new(&own).read(&[extent], &mut read)?;
 //! assert!(read.iter().all(|byte| *byte == 7));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

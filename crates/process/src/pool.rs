@@ -10,12 +10,13 @@ use abi::{Addr, PAGE_BYTES};
 use image::{Reader, SpaceId, SpaceKind};
 use pages::{Extent, sink};
 use resources::fd::tcp::lock::{self, Leftover};
-use resources::fd::{DescriptionId, RestoreContext, attributes, tcp, unix};
+use resources::fd::{DescriptionId, RestoreContext, Stage, attributes, unix};
 use resources::map::layout::DECODED_FILE;
 use resources::{Allow, Error as ResourceError};
 use rustix::fs::{FileType, MemfdFlags, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
+use crate::collect::fetch;
 use crate::names::Names;
 use crate::plan::{self, Plan};
 use crate::portion::Portion;
@@ -93,11 +94,11 @@ impl Finish {
     /// they are. The result is to be dropped when the tree runs.
     ///
     /// # Errors
-    /// Those of [`resources::fd::Kind::resume`].
+    /// Those of [`resources::fd::Kind::act`].
     pub fn wake(&self, saved: &Saved<'_>) -> Result<Option<Leftover>> {
         let leftover = lock::release(&saved.descriptions)?;
         for (id, own) in &self.connections {
-            saved.descriptions[*id].resume(own.as_fd(), &self.allow)?;
+            saved.descriptions[*id].act(Stage::Wake, own.as_fd(), &self.allow)?;
         }
         Ok(leftover)
     }
@@ -316,19 +317,18 @@ impl Pool {
     /// Does what waits until nothing else can fail, but for connections, and closes all but these.
     ///
     /// # Errors
-    /// Those of [`resources::fd::Kind::resume`].
+    /// Those of [`resources::fd::Kind::act`].
     pub fn resume(mut self, saved: &Saved<'_>) -> Result<Finish> {
         for (id, payload) in saved.attributes_in_flight() {
             if self.open.get(id as usize).is_some() {
                 attributes::resume_in_flight(payload, self.copy(id as usize)?.as_fd())?;
             }
         }
+        self.enable(saved)?;
         let mut connections = Vec::new();
         for (id, description) in saved.descriptions.iter().enumerate() {
-            if !self.allow.tcp_close && tcp::is_connection(&**description) {
+            if description.acts_in(Stage::Wake, &self.allow) {
                 connections.push((id, self.open[id].resident().clone()));
-            } else {
-                description.resume(self.copy(id)?.as_fd(), &self.allow)?;
             }
         }
         self.portions.clear();
@@ -340,6 +340,22 @@ impl Pool {
             names: self.names,
             then: RefCell::new(self.then),
         })
+    }
+
+    /// Has descriptions act in [`Stage::Enable`].
+    fn enable(&self, saved: &Saved<'_>) -> Result<()> {
+        let all = (0u32..).zip(&saved.descriptions);
+        let acting = all.filter(|(_, one)| one.acts_in(Stage::Enable, &self.allow));
+        let (needing, others): (Vec<_>, Vec<_>) = acting.partition(|one| one.1.needs().is_some());
+        for (id, description) in needing.into_iter().chain(others) {
+            let own = match (description.is_late(), saved.holder(id)) {
+                (false, _) => self.copy(id as usize)?,
+                (true, Some((pid, fd))) => Arc::new(fetch(&saved.process(pid), fd)?),
+                (true, None) => continue,
+            };
+            description.act(Stage::Enable, own.as_fd(), &self.allow)?;
+        }
+        Ok(())
     }
 
     /// The number of each pool descriptor; none of them is a number that a task will give away.

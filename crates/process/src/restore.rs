@@ -2,7 +2,6 @@
 
 mod aio;
 mod ending;
-mod events;
 mod fill;
 mod job;
 mod lazy_chunks;

@@ -17,7 +17,6 @@ use syscalls::Sysno;
 use tracee::Call;
 
 use super::ending::kill_tree;
-use super::events;
 use super::registered;
 use super::rings::Threads;
 use super::stops::wait_stop;
@@ -246,7 +245,6 @@ impl<'a> Running<'a> {
                 signal(task.node.pid, Signal::STOP)?;
             }
         }
-        events::begin(saved)?;
         let finish = pool.resume(saved)?;
         let (watchdog, held) = self.post_watchdog(saved, &finish, afterwards)?;
         let let_go = finish.wake(saved).and_then(|leftover| {

@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use prost::Message as _;
 
-use super::{DescriptionId, DumpContext, Kind, Open, Opens, RestoreContext, SharedMemory};
+use super::{DescriptionId, DumpContext, Kind, Open, Opens, RestoreContext, SharedMemory, Stage};
 use crate::script::Script;
 use crate::{Allow, Error, Result};
 
@@ -107,11 +107,13 @@ pub trait Description: Any + Send + Sync {
     /// # Errors
     /// Those of [`Kind::finish`].
     fn finish(&self, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()>;
-    /// See [`Kind::resume`].
+    /// Whether `stage` is one of [`Kind::stages`].
+    fn acts_in(&self, stage: Stage, allow: &Allow) -> bool;
+    /// See [`Kind::act`].
     ///
     /// # Errors
-    /// Those of [`Kind::resume`].
-    fn resume(&self, own: BorrowedFd<'_>, allow: &Allow) -> Result<()>;
+    /// Those of [`Kind::act`].
+    fn act(&self, stage: Stage, own: BorrowedFd<'_>, allow: &Allow) -> Result<()>;
     /// See [`Kind::in_task`].
     fn in_task(&self, fd: i32, script: &mut Script);
     /// See [`Kind::task`].
@@ -187,8 +189,12 @@ impl<K: Kind> Description for Decoded<K> {
         K::finish(&self.0, own, cx)
     }
 
-    fn resume(&self, own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
-        K::resume(&self.0, own, allow)
+    fn acts_in(&self, stage: Stage, allow: &Allow) -> bool {
+        K::stages(&self.0, allow).contains(&stage)
+    }
+
+    fn act(&self, stage: Stage, own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
+        K::act(&self.0, stage, own, allow)
     }
 
     fn in_task(&self, fd: i32, script: &mut Script) {

@@ -21,7 +21,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use sys::fanotify;
 
 use super::watched::{Fields, Inode, Mount, device_numbers, link, mount, mounts};
-use super::{DumpContext, Info, Kind, Open, RestoreContext, status, tags, unread};
+use super::{DumpContext, Info, Kind, Open, RestoreContext, Stage, status, tags, unread};
 use crate::ledger::fdinfo;
 use crate::{Allow, Error, Result};
 
@@ -323,7 +323,11 @@ impl Kind for Fanotify {
     }
 
     /// What was opened and made since for the tree itself is none of its events.
-    fn resume(_record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn stages(_record: &Record, _allow: &Allow) -> &'static [Stage] {
+        &[Stage::Enable]
+    }
+
+    fn act(_record: &Record, _stage: Stage, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         fanotify::forget_events(own).map_err(|error| Error::kernel("empty a fanotify group", error))
     }
 }

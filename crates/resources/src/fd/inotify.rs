@@ -20,7 +20,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags};
 
 use super::watched::{Fields, Inode, link};
-use super::{DumpContext, Kind, Open, RestoreContext, status, tags, unread};
+use super::{DumpContext, Kind, Open, RestoreContext, Stage, status, tags, unread};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -192,7 +192,11 @@ impl Kind for Inotify {
     }
 
     /// What was opened and made since for the tree itself is none of its events.
-    fn resume(record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn stages(_record: &Record, _allow: &Allow) -> &'static [Stage] {
+        &[Stage::Enable]
+    }
+
+    fn act(record: &Record, _stage: Stage, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let failed = |error| Error::kernel("empty an inotify instance", error);
         while let bytes @ 1.. = waiting(own)? {
             let mut events = vec![0; usize::try_from(bytes).unwrap_or(1 << 16)];

@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, U
 use rustix::io::Errno;
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, Stage, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -197,7 +197,14 @@ impl Kind for Memfd {
 
     /// Adds the late seals when all tasks have their mappings, whoever has the file: a task, a
     /// mapping alone, or a message in flight.
-    fn resume(record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn stages(record: &Record, _allow: &Allow) -> &'static [Stage] {
+        match record.seals_last {
+            true => &[Stage::Enable],
+            false => &[],
+        }
+    }
+
+    fn act(record: &Record, _stage: Stage, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let seals = SealFlags::from_bits_retain(record.seals);
         if !record.seals_last || !seals.contains(LATE) || seals.contains(SealFlags::WRITE) {
             return Ok(());

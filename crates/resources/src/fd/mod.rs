@@ -380,6 +380,18 @@ pub trait RestoreContext {
     fn on_success(&mut self, then: Box<dyn FnOnce()>);
 }
 
+/// A stage at the end of a restore, when all tasks have what they had and their threads are
+/// stopped. The restorer calls [`Kind::act`] for all descriptions in one stage before the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Nothing else can fail any more. One that [`Kind::needs`] another acts before that; the
+    /// descriptor of one that [`Kind::is_late`] is a copy of a task's.
+    Enable,
+    /// Packets pass again ([`tcp::lock::release`]), and the tree may run already. Only kinds that
+    /// [`Kind::STAYS`] act in this stage.
+    Wake,
+}
+
 /// A kind of open file description. Implementers are unit structs, listed in [`KINDS`].
 pub trait Kind: Sync + 'static {
     /// What an image says of a description (protobuf).
@@ -459,12 +471,20 @@ pub trait Kind: Sync + 'static {
     ) -> Result<()> {
         Ok(())
     }
-    /// What must wait until nothing can fail any more: called right before the tree runs, after
-    /// every [`Kind::finish`] and after [`tcp::lock::release`].
+    /// The stages at the end of a restore in which it acts.
+    fn stages(_record: &Self::Record, _allow: &Allow) -> &'static [Stage] {
+        &[]
+    }
+    /// Does what is to be done in one of [`Kind::stages`].
     ///
     /// # Errors
     /// As [`Kind::open`].
-    fn resume(_record: &Self::Record, _own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn act(
+        _record: &Self::Record,
+        _stage: Stage,
+        _own: BorrowedFd<'_>,
+        _allow: &Allow,
+    ) -> Result<()> {
         Ok(())
     }
     /// Calls that a task which has the description must make itself, once, after all its

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::socket::options::{Options, Stage};
+use super::socket::options::{Moment, Options};
 use super::socket::{self, Nature, hidden};
 use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
@@ -80,7 +80,7 @@ impl Kind for NetlinkSocket {
     fn open(record: &Netlink, _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let own = sys::socket::open(AF_NETLINK, record.kind, record.protocol)
             .map_err(|error| Error::kernel("make a netlink socket", error))?;
-        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.options.apply(own.as_fd(), Moment::Early)?;
         record.common.apply(own.as_fd())?;
         if record.port != 0 {
             sys::socket::bind(&own, &address(record.port, 0)).map_err(|error| {
@@ -103,7 +103,7 @@ impl Kind for NetlinkSocket {
     }
 
     fn finish(record: &Netlink, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
-        record.options.apply(own, Stage::Late)
+        record.options.apply(own, Moment::Late)
     }
 }
 

@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::socket::multicast::{self, Group};
-use super::socket::options::{Options, Stage};
+use super::socket::options::{Moment, Options};
 use super::socket::{self, Nature, hidden, inet};
 use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
@@ -102,7 +102,7 @@ impl Kind for RawSocket {
     fn open(record: &Raw, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let made = sys::socket::open(record.family, record.kind, record.protocol);
         let own = made.map_err(|error| Error::kernel("make a raw socket", error))?;
-        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.options.apply(own.as_fd(), Moment::Early)?;
         record.common.apply(own.as_fd())?;
         let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
         if is_bound(record, &record.local) {
@@ -121,7 +121,7 @@ impl Kind for RawSocket {
 
     fn finish(record: &Raw, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         record.options.restore_bound(own)?;
-        record.options.apply(own, Stage::Late)
+        record.options.apply(own, Moment::Late)
     }
 }
 

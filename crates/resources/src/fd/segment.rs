@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use sys::shm::{self, Attached, Segment};
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, memfd, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, Stage, memfd, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -140,7 +140,16 @@ impl Kind for SystemV {
         copy.map_err(|error| Error::kernel("dup", error))
     }
 
-    fn resume(record: &Record, _own: std::os::fd::BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn stages(_record: &Record, _allow: &Allow) -> &'static [Stage] {
+        &[Stage::Enable]
+    }
+
+    fn act(
+        record: &Record,
+        _stage: Stage,
+        _own: std::os::fd::BorrowedFd<'_>,
+        _allow: &Allow,
+    ) -> Result<()> {
         // The tasks have it attached by now.
         if record.doomed && record.space.is_some() {
             shm::remove(record.number).map_err(|error| record.failed("remove", error))?;

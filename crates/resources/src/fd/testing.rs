@@ -17,7 +17,7 @@ use super::table::Link;
 use super::watched::Watched;
 use super::{
     Description, DescriptionId, DumpContext, ErasedKind, Info, Kind, Open, Opens, RestoreContext,
-    attributes, claim, status, unread,
+    Stage, attributes, claim, status, unread,
 };
 use crate::script::{Layout, Script};
 use crate::{Allow, Error, Result, ledger};
@@ -245,7 +245,10 @@ impl World {
         }
         for (index, dumped) in dumped.clone().enumerate() {
             let own = restoring.opened[index].as_fd();
-            dumped.description.resume(own, &self.allow)?;
+            let description = &dumped.description;
+            if description.acts_in(Stage::Enable, &self.allow) {
+                description.act(Stage::Enable, own, &self.allow)?;
+            }
         }
         let mut script = Script::default();
         for (entry, dumped) in self.entries.iter().zip(dumped) {

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use sys::socket::{Count, count};
 
 use super::socket::multicast::{self, Group};
-use super::socket::options::{Buffer, Options, Stage, enlarge_buffer, restore_buffer};
+use super::socket::options::{Buffer, Moment, Options, enlarge_buffer, restore_buffer};
 use super::socket::{self, Nature, inet, packet, peek};
 use super::{DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Error, Result};
@@ -148,7 +148,7 @@ impl Kind for UdpSocket {
 
     fn open(record: &Udp, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let own = make(record)?;
-        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.options.apply(own.as_fd(), Moment::Early)?;
         record.common.apply(own.as_fd())?;
         let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
         if !inet::is_any(&record.local) {
@@ -167,7 +167,7 @@ impl Kind for UdpSocket {
 
     fn finish(record: &Udp, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
         record.options.restore_bound(own)?;
-        record.options.apply(own, Stage::Late)?;
+        record.options.apply(own, Moment::Late)?;
         let bytes: usize = record.queue.iter().map(|one| one.data.len() + 1024).sum();
         let failed = |error| Error::kernel("make room for unread datagrams", error);
         let old = enlarge_buffer(own, Buffer::Receive, bytes).map_err(failed)?;

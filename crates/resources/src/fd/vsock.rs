@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::socket::options::{Options, Stage};
+use super::socket::options::{Moment, Options};
 use super::socket::{self, Nature};
 use super::{DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Allow, Error, Result};
@@ -110,7 +110,7 @@ impl Kind for VsockSocket {
                     _ => Error::kernel("make a vsock socket", error),
                 },
             )?;
-        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.options.apply(own.as_fd(), Moment::Early)?;
         record.common.apply(own.as_fd())?;
         let Some(port) = record.port else {
             return Ok(own);
@@ -128,7 +128,7 @@ impl Kind for VsockSocket {
     }
 
     fn finish(record: &Vsock, own: BorrowedFd<'_>, _cx: &mut dyn RestoreContext) -> Result<()> {
-        record.options.apply(own, Stage::Late)?;
+        record.options.apply(own, Moment::Late)?;
         if record.listens {
             sys::socket::listen(own, SOMAXCONN)
                 .map_err(|error| Error::kernel("have a vsock socket listen", error))?;

@@ -123,6 +123,17 @@ impl Memory {
         self.change(span, |_, page| page.is_locked = true);
     }
 
+    /// The locked pages of `span` that are an object's and can be written privately.
+    pub fn locked_copies(&self, span: Span) -> Vec<u32> {
+        let is_copied = |page: &Page| {
+            let is_objects = matches!(page.shows, Shows::Copy { own: None, .. });
+            is_objects && page.is_locked && page.protection & WRITE != 0 && !page.is_guard
+        };
+        let pages = self.pages.range(span.range());
+        let copied = pages.filter(|(_, page)| is_copied(page));
+        copied.map(|(&at, _)| at).collect()
+    }
+
     /// Notes advice that the kernel took.
     pub fn advise(&mut self, span: Span, advice: Advice) {
         self.change(span, |_, page| match advice {

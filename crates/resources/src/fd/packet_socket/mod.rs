@@ -21,7 +21,7 @@ use sys::socket::Count;
 
 use self::diag::Facts;
 use self::ring::{Ring, SOL_PACKET};
-use super::socket::options::{Options, Stage};
+use super::socket::options::{Moment, Options};
 use super::socket::{self, Nature, hidden};
 use super::{DumpContext, Kind, Open, RestoreContext, unread};
 use crate::{Error, Result};
@@ -158,7 +158,7 @@ impl Kind for PacketSocket {
     fn open(record: &Packet, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let own = sys::socket::open(AF_PACKET, record.kind, 0);
         let own = own.map_err(|error| Error::kernel("make a packet socket", error))?;
-        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.options.apply(own.as_fd(), Moment::Early)?;
         record.common.apply(own.as_fd())?;
         if let Some(ring) = &record.ring {
             ring.restore(own.as_fd(), record.has_heard(), cx)?;
@@ -178,7 +178,7 @@ impl Kind for PacketSocket {
         if record.options.filter.is_empty() {
             feed::detach_filter(own).map_err(failed)?;
         }
-        record.options.apply(own, Stage::Late)
+        record.options.apply(own, Moment::Late)
     }
 }
 

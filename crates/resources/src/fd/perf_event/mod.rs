@@ -38,11 +38,11 @@ use syscalls::Sysno;
 use self::attr::{Attr, kind};
 use self::named::Tracepoints;
 use self::seen::{Counts, Seen};
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, Task};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, Stage, Task};
 use super::{late, status, tags};
 use crate::kernel::Kernel;
 use crate::script::Script;
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 /// What the kernel calls one.
 pub const LINK: &[u8] = b"anon_inode:[perf_event]";
@@ -229,6 +229,15 @@ impl Kind for PerfEvent {
         true
     }
 
+    fn stages(_record: &Record, _allow: &Allow) -> &'static [Stage] {
+        &[Stage::Enable]
+    }
+
+    /// A group counts when its first event does: all of it at once.
+    fn act(record: &Record, _stage: Stage, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+        begin(record, own)
+    }
+
     fn needs(record: &Record) -> Option<DescriptionId> {
         record.leader.map(DescriptionId)
     }
@@ -387,12 +396,8 @@ fn find(
     Ok(None)
 }
 
-/// Has an event that was opened again count, if it did: called when its task has nothing left to
-/// do for the restore. The first event of a group is to come after the others.
-///
-/// # Errors
-/// [`Error::Kernel`].
-pub fn begin(record: &Record, own: BorrowedFd<'_>) -> Result<()> {
+/// Has an event that was opened again count, if it did.
+fn begin(record: &Record, own: BorrowedFd<'_>) -> Result<()> {
     let failed = |what: &str, error| {
         let whose = record.whose();
         Error::kernel(format!("{what} a performance event of {whose}"), error)

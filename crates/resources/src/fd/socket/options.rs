@@ -45,14 +45,14 @@ pub(crate) const SO_BUF_LOCK: i32 = libc::SO_BUF_LOCK;
 
 /// When an option is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum Moment {
     /// Before the socket gets its address.
     Early,
     /// After addresses, connections and data are as they were.
     Late,
 }
 
-use Stage::{Early, Late};
+use Moment::{Early, Late};
 
 /// Options that binding looks at: they may have been changed since.
 const OF_BINDING: [(i32, i32); 7] = [
@@ -217,28 +217,28 @@ impl Options {
         Ok(())
     }
 
-    /// Gives a socket the options of one stage, setting only what differs.
+    /// Gives a socket the options of one moment, setting only what differs.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for one that this kernel lacks, or the system call's errno.
-    pub fn apply(&self, own: BorrowedFd<'_>, stage: Stage) -> Result<()> {
-        if let (Early, Some(hidden)) = (stage, &self.hidden) {
+    pub fn apply(&self, own: BorrowedFd<'_>, moment: Moment) -> Result<()> {
+        if let (Early, Some(hidden)) = (moment, &self.hidden) {
             hidden.apply_before_device(own)?;
         }
         for value in &self.values {
             let known = value.known().expect("checked when decoded");
-            if known.1.stage == stage {
+            if known.1.moment == moment {
                 apply_one(own, known, &value.value)?;
             }
         }
-        if stage == Late && !self.filter.is_empty() {
+        if moment == Late && !self.filter.is_empty() {
             sys::socket::attach_filter(own, &self.filter)
                 .map_err(|error| Error::kernel("attach a socket's filter", error))?;
         }
-        if let (Late, Some(hidden)) = (stage, &self.hidden) {
+        if let (Late, Some(hidden)) = (moment, &self.hidden) {
             hidden.apply(own)?;
         }
-        if stage == Late && self.filter_locked {
+        if moment == Late && self.filter_locked {
             sys::socket::set_number(own, SOL_SOCKET, SO_LOCK_FILTER, 1)
                 .map_err(|error| Error::kernel("set SO_LOCK_FILTER", error))?;
         }

@@ -8,7 +8,8 @@ use rustix::fs::FileType;
 use crate::fd::tcp::lock::{self, Lock};
 use crate::fd::testing::stored;
 use crate::fd::{
-    Description, DescriptionId, DumpContext, Info, Open, Opens, RestoreContext, claim, kind_of,
+    Description, DescriptionId, DumpContext, Info, Open, Opens, RestoreContext, Stage, claim,
+    kind_of,
 };
 use crate::{Allow, Error, Result};
 use sys::process::Process;
@@ -90,7 +91,11 @@ impl World {
         let _leftover = lock::release(&cx.dumped)?;
         for index in 0..cx.opened.len() {
             let own = dup(cx.opened[index].as_fd());
-            cx.dumped[index].resume(own.as_fd(), &cx.allow)?;
+            for stage in [Stage::Enable, Stage::Wake] {
+                if cx.dumped[index].acts_in(stage, &cx.allow) {
+                    cx.dumped[index].act(stage, own.as_fd(), &cx.allow)?;
+                }
+            }
         }
         Ok(cx.opened)
     }

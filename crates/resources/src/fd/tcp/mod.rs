@@ -44,9 +44,9 @@ use rustix::event::PollFlags;
 use repair::{Connection, State};
 use signature::Signature;
 
-use super::socket::options::{Options, Stage};
+use super::socket::options::{Moment, Options};
 use super::socket::{self, Nature, hidden, inet, inet_diag, packet};
-use super::{Description, DumpContext, Kind, Open, RestoreContext, ready};
+use super::{DumpContext, Kind, Open, RestoreContext, Stage, ready};
 use crate::{Allow, Error, Result};
 
 const SOCK_STREAM: i32 = libc::SOCK_STREAM;
@@ -206,7 +206,7 @@ impl Kind for TcpSocket {
         };
         let own = sys::socket::open(record.family, SOCK_STREAM, protocol)
             .map_err(|error| Error::kernel(doing, error))?;
-        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.options.apply(own.as_fd(), Moment::Early)?;
         record.common.apply(own.as_fd())?;
         for signature in &record.signatures {
             signature
@@ -257,10 +257,17 @@ impl Kind for TcpSocket {
         if record.state() == State::Listen {
             listen(record, own, cx)?;
         }
-        record.options.apply(own, Stage::Late)
+        record.options.apply(own, Moment::Late)
     }
 
-    fn resume(record: &Tcp, own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
+    fn stages(record: &Tcp, allow: &Allow) -> &'static [Stage] {
+        match record.connection.is_some() && !allow.tcp_close {
+            true => &[Stage::Wake],
+            false => &[Stage::Enable],
+        }
+    }
+
+    fn act(record: &Tcp, _stage: Stage, own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
         let Some(connection) = record.connection.as_ref().filter(|_| !allow.tcp_close) else {
             return record.options.restore_bound(own);
         };
@@ -282,13 +289,6 @@ impl Kind for TcpSocket {
         }
         Ok(())
     }
-}
-
-/// True if a description is a connection of TCP, which sleeps until [`Kind::resume`].
-#[must_use]
-pub fn is_connection(description: &dyn Description) -> bool {
-    let record = description.record::<TcpSocket>();
-    record.is_some_and(|record| record.connection.is_some())
 }
 
 fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {

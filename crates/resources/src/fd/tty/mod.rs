@@ -35,7 +35,7 @@ use sys::tty::{Attributes, Switch, is_on, switch};
 
 use queue::Flight;
 
-use super::{DumpContext, Kind, Open, RestoreContext, ready, status};
+use super::{DumpContext, Kind, Open, RestoreContext, Stage, ready, status};
 use crate::{Allow, Error, Result};
 
 /// `TTYAUX_MAJOR`: /dev/tty, /dev/console, /dev/ptmx.
@@ -253,7 +253,11 @@ impl Kind for TtyKind {
         be_exclusive(record, own)
     }
 
-    fn resume(record: &Tty, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn stages(_record: &Tty, _allow: &Allow) -> &'static [Stage] {
+        &[Stage::Enable]
+    }
+
+    fn act(record: &Tty, _stage: Stage, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let Some(wanted) = attributes_of(record).filter(|_| record.pair.is_none()) else {
             return Ok(());
         };

@@ -34,7 +34,7 @@ use rustix::io::Errno;
 use sys::tun::{self, Number, Setting};
 
 use super::place::Place;
-use super::{DumpContext, Kind, Open, RestoreContext, ready, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, Stage, ready, status, tags};
 use crate::{Allow, Error, Result};
 use interface::Interface;
 
@@ -177,7 +177,11 @@ impl Kind for Tun {
         }
     }
 
-    fn resume(record: &Record, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+    fn stages(_record: &Record, _allow: &Allow) -> &'static [Stage] {
+        &[Stage::Enable]
+    }
+
+    fn act(record: &Record, _stage: Stage, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         // Until now it would have gone with a restore that fails.
         match &record.queue {
             Some(queue) if queue.has(IFF_PERSIST) => tun::set(own, Setting::Persistent, 1)

@@ -40,9 +40,9 @@ use connect::Server;
 use queue::{Credentials, Message, Source};
 
 use super::socket::diag::{self, Facts, State};
-use super::socket::options::{Options, Stage};
+use super::socket::options::{Moment, Options};
 use super::socket::{self, Nature};
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, ready};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, Stage, ready};
 use crate::{Allow, Error, Result};
 
 const TAG: u16 = super::tags::UNIX;
@@ -239,7 +239,7 @@ impl Kind for UnixSocket {
         match record.link() {
             Link::Listening => finish_listener(record, own, cx)?,
             Link::Pair => {
-                record.options.apply(own, Stage::Early)?;
+                record.options.apply(own, Moment::Early)?;
                 let peer = Source::Peer(DescriptionId(record.peer_id));
                 queue::fill(&record.queue, own, &peer, cx)?;
             }
@@ -250,14 +250,17 @@ impl Kind for UnixSocket {
         if record.link() == Link::Pair && record.kind != DGRAM {
             shut(own, record.shutdown & RCV_SHUTDOWN)?;
         }
-        record.options.apply(own, Stage::Late)
+        record.options.apply(own, Moment::Late)
     }
 
-    fn resume(record: &Unix, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
-        let settled = record.kind != DGRAM && is_connection(record);
-        if settled {
-            return Ok(());
+    fn stages(record: &Unix, _allow: &Allow) -> &'static [Stage] {
+        match record.kind != DGRAM && is_connection(record) {
+            true => &[],
+            false => &[Stage::Enable],
         }
+    }
+
+    fn act(record: &Unix, _stage: Stage, own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         shut(own, record.shutdown)
     }
 }
@@ -525,7 +528,7 @@ fn new(kind: i32) -> Result<OwnedFd> {
 fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
     let name = record.address.print();
     let failed = |error| Error::kernel(format!("listen on unix socket {name}"), error);
-    record.options.apply(own, Stage::Early)?;
+    record.options.apply(own, Moment::Early)?;
     let whose = (record.kind, record.inode);
     record.address.bind(own, whose, cx.unix())?;
     let patience = cx.unix().patience();
@@ -554,7 +557,7 @@ fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) 
         sys::socket::send(own, &[0], sys::socket::Along::default(), 0)
             .map_err(|error| Error::kernel("send to a unix socket", error))?;
     }
-    record.options.apply(own, Stage::Early)?;
+    record.options.apply(own, Moment::Early)?;
     let key = (TAG, u64::from(record.inode) | HELD);
     let held = cx.shared().remove(&key).and_then(|mut fds| fds.pop());
     let held = held.ok_or_else(|| Error::corrupt("unix socket", "finished twice"))?;
@@ -572,9 +575,9 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
             let connected = route.run(|| sys::socket::connect(own, &bytes))?;
             connected.map_err(|e| Error::kernel(format!("connect to unix socket {name}"), e))?;
         }
-        return record.options.apply(own, Stage::Early);
+        return record.options.apply(own, Moment::Early);
     }
-    record.options.apply(own, Stage::Early)?;
+    record.options.apply(own, Moment::Early)?;
     let to = Source::Anyone(&record.address, record.inode);
     queue::fill(&record.queue, own, &to, cx)?;
     if is_connected {

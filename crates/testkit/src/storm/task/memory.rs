@@ -52,6 +52,7 @@ impl Task {
                     self.arena.protect(part.bytes(), protection.into())?;
                 }
                 self.memory.protect(span, protection);
+                self.own_locked(span);
                 Ok(())
             }
             Action::Advise { span, advice } => self.advise(span, advice),
@@ -63,6 +64,7 @@ impl Task {
                     let _ = self.arena.lock(part.bytes(), flags);
                 }
                 self.memory.lock(span);
+                self.own_locked(span);
                 Ok(())
             }
             Action::Fill {
@@ -182,6 +184,19 @@ impl Task {
             if let Some((object, at)) = self.memory.write(page, value) {
                 self.ledger.set_object(object, at, value);
             }
+        }
+    }
+
+    /// Writes what they hold to the locked copies of objects' pages, which are the task's own then.
+    /// The kernel makes them so as well when they are locked and can be written, but not where more
+    /// is locked than may be.
+    fn own_locked(&mut self, span: Span) {
+        for page in self.memory.locked_copies(span) {
+            let value = self.expected(page);
+            for stamp in STAMPS {
+                self.arena.store(page as usize * PAGE_BYTES + stamp, value);
+            }
+            self.memory.write(page, value);
         }
     }
 

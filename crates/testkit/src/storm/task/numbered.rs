@@ -147,8 +147,13 @@ impl Task {
     }
 
     fn unshare(&mut self, shares: u8) -> Done {
-        crate::calls::clone::unshare(flags(shares))?;
-        if flags(shares) & SEMAPHORE_UNDO != 0
+        let mut flags = flags(shares);
+        if self.has_threads() {
+            // They would keep what is to be undone.
+            flags &= !SEMAPHORE_UNDO;
+        }
+        crate::calls::clone::unshare(flags)?;
+        if flags & SEMAPHORE_UNDO != 0
             && let Some(undo) = self.numbered.undo.take()
         {
             self.ledger.leave_undo(undo);

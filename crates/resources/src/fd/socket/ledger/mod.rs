@@ -13,7 +13,7 @@ mod transport;
 
 use super::Nature;
 use super::inet::{AF_INET, AF_INET6};
-use super::options::Stage;
+use super::options::Moment;
 
 pub(super) const SOL_IP: i32 = libc::SOL_IP;
 pub(super) const SOL_SOCKET: i32 = libc::SOL_SOCKET;
@@ -129,7 +129,7 @@ pub struct Kept {
     /// The most bytes that its value has.
     pub bytes: usize,
     /// When it is given back.
-    pub stage: Stage,
+    pub moment: Moment,
     /// The kinds of sockets that have it.
     pub of: Kinds,
 }
@@ -157,13 +157,13 @@ const fn entry(level: i32, name: i32, label: &'static str, fate: Fate) -> Entry 
 }
 
 const fn early(level: i32, name: i32, label: &'static str, of: Kinds, bytes: usize) -> Entry {
-    let stage = Stage::Early;
-    entry(level, name, label, Fate::Kept(Kept { bytes, stage, of }))
+    let moment = Moment::Early;
+    entry(level, name, label, Fate::Kept(Kept { bytes, moment, of }))
 }
 
 const fn late(level: i32, name: i32, label: &'static str, of: Kinds, bytes: usize) -> Entry {
-    let stage = Stage::Late;
-    entry(level, name, label, Fate::Kept(Kept { bytes, stage, of }))
+    let moment = Moment::Late;
+    entry(level, name, label, Fate::Kept(Kept { bytes, moment, of }))
 }
 
 const fn recorded(level: i32, name: i32, label: &'static str, by: &'static str) -> Entry {
