@@ -8,12 +8,14 @@
 //! - [`script`][mod@script]: the lists of system calls that they plan,
 //! - [`arch`]: what of them is the processor's,
 //! - [`kernel`]: what is looked up in the kernel's memory,
+//! - [`callers`]: threads of a restored tree that make calls for others,
 //! - [`cache`]: facts of a host that are kept.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arch;
 pub mod cache;
+pub mod callers;
 pub mod cgroup;
 mod error;
 pub mod fd;

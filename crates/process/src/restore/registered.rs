@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use abi::Span;
 use abi::spans::{Spans, subtract};
 use memory::{States, states};
-use resources::fd::io_uring::Callers;
+use resources::callers::{Callers, checked};
 use resources::fd::userfaultfd::Userfaultfd;
 use resources::map::memory::Mapping;
 use resources::map::registered::{MINOR, MISSING, PROTECTION, Registration};
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use sys::uffd::{Features, Modes, Uffd};
 use syscalls::Sysno;
 
-use super::rings::{Threads, checked};
+use super::rings::Threads;
 use crate::collect::cached_in;
 use crate::pool::Pool;
 use crate::records::{Saved, SavedTask};

@@ -15,7 +15,7 @@ mod signals;
 mod timers;
 
 pub use sample::{Owner, Place, Sample, Values};
-pub use signals::ALWAYS_BLOCKED;
+pub use signals::{ALWAYS_BLOCKED, may_tell_of_stops};
 
 #[cfg(test)]
 mod tests;

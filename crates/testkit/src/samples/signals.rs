@@ -52,6 +52,19 @@ fn all_actions() -> Vec<u64> {
     signals.flat_map(with_flags).collect()
 }
 
+/// Whether value number `first` of the actions, or the one that is taken where that is in force, is
+/// about signals that tell of a stop: a parent's `SIGCHLD`, and `SIGCONT`.
+#[must_use]
+pub fn may_tell_of_stops(first: usize) -> bool {
+    const TELLING: [u64; 2] = [17, 18];
+    let all = all_actions();
+    let signal = |number: usize| all[number % all.len()] & 0xff;
+    [first, first + 1]
+        .map(signal)
+        .iter()
+        .any(|one| TELLING.contains(one))
+}
+
 fn set_action(value: u64) -> io::Result<()> {
     let (signal, flag) = (value & 0xff, value >> 8);
     let disposition = match (signal + flag) % 3 {

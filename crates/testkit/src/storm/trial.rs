@@ -177,12 +177,13 @@ fn waits_in_epoll(step: &Step) -> bool {
     matches!(step.action, Action::Thread { wait: found, .. } if found == wait)
 }
 
-/// What a killed dump may leave otherwise than it was (docs/limits.md).
+/// What a killed dump or restore may leave otherwise than it was, or tells tasks (docs/limits.md).
 fn is_lost_by_kills(step: &Step) -> bool {
-    let Action::Change { what, .. } = &step.action else {
+    let Action::Change { what, first, .. } = &step.action else {
         return false;
     };
-    samples::find(what).is_some_and(|sample| !sample.is_safe)
+    let is_told = || what == "actions" && samples::may_tell_of_stops(usize::from(*first));
+    samples::find(what).is_some_and(|sample| !sample.is_safe) || is_told()
 }
 
 /// What the kernel writes into a task's memory for it is not tracked: that is refused.

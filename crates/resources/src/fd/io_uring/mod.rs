@@ -23,6 +23,7 @@
 //! - CRIU 4.2: refused.
 
 mod advance;
+pub mod mapping;
 mod pinned;
 mod record;
 mod seen;
@@ -42,7 +43,7 @@ pub use self::advance::Work;
 pub use self::record::Record;
 use self::record::{BufferSlot, FileSlot};
 use self::seen::{Hindrance, Seen, Submitter, flag};
-pub use self::start::{Callers, buffers, pins_memory, start};
+pub use self::start::{Submitters, buffers, pins_memory, start};
 use super::eventfd::Eventfd;
 use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, status, tags};
 use crate::kernel::Kernel;

@@ -10,17 +10,12 @@ use syscalls::Sysno;
 use super::advance::{Submit, Work};
 use super::record::Record;
 use super::{DescriptionId, IoUring, Memory};
+use crate::callers::Callers;
 use crate::fd::Description;
 use crate::{Error, Result};
 
-/// Threads of the tree, stopped when they have all that they had.
-pub trait Callers {
-    /// Has a thread make a call with bytes of data at hand, whose address is passed where `args`
-    /// have none, and gives its result.
-    ///
-    /// # Errors
-    /// When it cannot.
-    fn call(&mut self, tid: i32, call: Sysno, args: [Option<u64>; 6], data: &[u8]) -> Result<i64>;
+/// Threads that can also submit to rings.
+pub trait Submitters: Callers {
     /// Has a thread submit to a ring, of which it has descriptor `ring.1`, until a word of it is
     /// what it is to be, which `now` reads; false where the ring is not mapped in its process.
     ///
@@ -33,8 +28,6 @@ pub trait Callers {
         work: Work,
         now: &dyn Fn() -> u32,
     ) -> Result<bool>;
-    /// The descriptor of a description in the process of a thread.
-    fn number(&self, tid: i32, id: DescriptionId) -> Option<i32>;
 }
 
 /// True if memory of a task is pinned for the description: that must be there in time.
@@ -60,9 +53,9 @@ pub fn buffers(description: &dyn Description) -> impl Iterator<Item = Span> {
 pub fn start(
     record: &Record,
     (id, own): (DescriptionId, BorrowedFd<'_>),
-    callers: &mut dyn Callers,
+    callers: &mut dyn Submitters,
 ) -> Result<()> {
-    let number = |callers: &dyn Callers, tid, id| {
+    let number = |callers: &dyn Submitters, tid, id| {
         let missing = || Error::corrupt("io_uring", format!("thread {tid} has no descriptor"));
         callers.number(tid, id).ok_or_else(missing)
     };
@@ -99,7 +92,7 @@ fn reach(
     record: &Record,
     (tid, fd): (i32, i32),
     (id, own): (DescriptionId, BorrowedFd<'_>),
-    callers: &mut dyn Callers,
+    callers: &mut dyn Submitters,
 ) -> Result<()> {
     let memory = Memory::map(&own, record)?;
     let contents = memory.copy();
@@ -128,7 +121,7 @@ struct Submitter<'a> {
     tid: i32,
     id: DescriptionId,
     fd: i32,
-    callers: &'a mut dyn Callers,
+    callers: &'a mut dyn Submitters,
 }
 
 impl Submit for Submitter<'_> {
@@ -147,7 +140,7 @@ impl Submit for Submitter<'_> {
 }
 
 fn registered(
-    callers: &mut dyn Callers,
+    callers: &mut dyn Submitters,
     (tid, fd): (i32, i32),
     (operation, [argument, count]): (u32, [Option<u64>; 2]),
     data: &[u8],

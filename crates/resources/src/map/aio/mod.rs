@@ -6,6 +6,7 @@
 //! moves its ring to its address, which is the context's name, and brings the kernel's counters to
 //! where they were ([`reach`]).
 
+mod make;
 pub mod reach;
 mod seen;
 
@@ -14,6 +15,7 @@ use prost::Message;
 
 use super::memory::{Mapping, Special};
 use crate::{Error, Result};
+pub use make::{allowed, make, wanted, without_size};
 pub use seen::{Looked, look};
 
 /// The number of the record; one a process that has contexts.
