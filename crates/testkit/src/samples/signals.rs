@@ -52,17 +52,24 @@ fn all_actions() -> Vec<u64> {
     signals.flat_map(with_flags).collect()
 }
 
-/// Whether value number `first` of the actions, or the one that is taken where that is in force, is
-/// about signals that tell of a stop: a parent's `SIGCHLD`, and `SIGCONT`.
+/// Whether a task may be told that it, or a child, was stopped and continued, or keep it pending,
+/// where state `what` has its value number `first`, or the next one where that is in force: an
+/// action of `SIGCHLD` or `SIGCONT`, and a mask with that.
 #[must_use]
-pub fn may_tell_of_stops(first: usize) -> bool {
-    const TELLING: [u64; 2] = [17, 18];
-    let all = all_actions();
-    let signal = |number: usize| all[number % all.len()] & 0xff;
-    [first, first + 1]
-        .map(signal)
-        .iter()
-        .any(|one| TELLING.contains(one))
+pub fn may_tell_of_stops(what: &str, first: usize) -> bool {
+    const CHILD: u64 = 17;
+    const CONTINUED: u64 = 18;
+    let tells = |value: u64| match what {
+        "actions" => [CHILD, CONTINUED].contains(&(value & 0xff)),
+        _ => value & 1 << (CONTINUED - 1) != 0,
+    };
+    let all = match what {
+        "actions" => all_actions(),
+        "mask" => masks(),
+        _ => return false,
+    };
+    let mut numbers = [first, first + 1].into_iter();
+    numbers.any(|number| tells(all[number % all.len()]))
 }
 
 fn set_action(value: u64) -> io::Result<()> {

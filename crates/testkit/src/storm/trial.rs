@@ -182,7 +182,7 @@ fn is_lost_by_kills(step: &Step) -> bool {
     let Action::Change { what, first, .. } = &step.action else {
         return false;
     };
-    let is_told = || what == "actions" && samples::may_tell_of_stops(usize::from(*first));
+    let is_told = || samples::may_tell_of_stops(what, usize::from(*first));
     samples::find(what).is_some_and(|sample| !sample.is_safe) || is_told()
 }
 
