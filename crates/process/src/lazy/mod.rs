@@ -194,7 +194,8 @@ impl Client {
             rustix::event::PollFlags::IN,
         )];
         let now = rustix::event::Timespec::default();
-        if !matches!(rustix::event::poll(&mut ready, Some(&now)), Ok(1..)) {
+        let polled = rustix::io::retry_on_intr(|| rustix::event::poll(&mut ready, Some(&now)));
+        if !matches!(polled, Ok(1..)) {
             return Ok(());
         }
         match packets::receive::<Said>(&*socket) {

@@ -9,8 +9,8 @@
 //! - Kept: parents, sessions and groups, with stand-ins for leaders that are gone; parents of those
 //!   who share the memory of a sibling.
 //! - Refused: "its parent …", as "it has ended or is not in the tree"; "its process group …", as
-//!   "no living task of its session could lead it"; "its session …", as "nobody in it could have
-//!   made it".
+//!   "no living task of its session could lead it", or "its parent, or itself, leads another one,
+//!   and that one is outside of the tree"; "its session …", as "nobody in it could have made it".
 //! - CRIU 4.2: helpers stand in for sessions' and groups' leaders as well; orders of forks that it
 //!   does not find end the restore.
 
@@ -42,6 +42,9 @@ pub(crate) struct Fork {
     pub parent: i32,
     pub session: Membership,
     pub group: Membership,
+    /// Whether it has left the group that has its number, in which others are: it leads that group
+    /// until all others are in theirs.
+    pub founds: bool,
     pub exit_signal: i32,
     /// Whom it makes before it starts its session.
     pub before: Vec<ForkId>,
@@ -69,8 +72,15 @@ pub(crate) enum Membership {
 pub(crate) fn groups_are_inherited(forks: &[Fork]) -> bool {
     forks.iter().enumerate().all(|(id, fork)| {
         let inherited = || fork.group == group_at_fork(forks, id);
-        matches!(fork.kind, Kind::Live(_)) && (fork.group == Membership::Leader || inherited())
+        let is_there = fork.group == Membership::Leader || inherited();
+        matches!(fork.kind, Kind::Live(_)) && is_there && !fork.founds
     })
+}
+
+/// How many there are, and how many of them leave the group that they lead for others.
+pub(crate) fn joining(forks: &[Fork]) -> (u32, u32) {
+    let founders = forks.iter().filter(|fork| fork.founds).count();
+    (forks.len() as u32, founders as u32)
 }
 
 /// All forks, each behind that of who makes it: a sibling may make one that comes before it in
@@ -92,7 +102,8 @@ fn group_at_fork(forks: &[Fork], id: ForkId) -> Membership {
         return Membership::Outside;
     };
     let leads = |membership| membership == Membership::Leader;
-    let leader = leads(forks[maker].session) || leads(forks[maker].group);
+    let maker_leads = leads(forks[maker].session) || leads(forks[maker].group);
+    let leader = maker_leads || forks[maker].founds;
     if leader && !forks[maker].before.contains(&id) {
         Membership::Of(forks[maker].pid)
     } else {
@@ -138,7 +149,9 @@ pub(crate) fn forks(tree: &Tree) -> Result<Vec<Fork>> {
     }
     stand_in_for_sessions(&mut forks);
     stand_in_for_groups(&mut forks)?;
+    find_founders(&mut forks)?;
     assign_makers(tree, &mut forks)?;
+    check_outside(tree, &forks)?;
     Ok(forks)
 }
 
@@ -161,6 +174,7 @@ fn of_node((index, node): (usize, &crate::records::Node)) -> Fork {
         parent: node.parent,
         session: membership(node.session),
         group: membership(node.group),
+        founds: false,
         exit_signal: node.exit_signal,
         before: Vec::new(),
         after: Vec::new(),
@@ -177,6 +191,7 @@ fn stand_in(pid: i32, parent: i32, session: Membership) -> Fork {
         parent,
         session,
         group: Membership::Leader,
+        founds: false,
         exit_signal: SIGCHLD,
         before: Vec::new(),
         after: Vec::new(),
@@ -219,6 +234,46 @@ fn stand_in_for_groups(forks: &mut Vec<Fork>) -> Result<()> {
         };
         let parent = parent.pid;
         forks.push(stand_in(group, parent, session));
+    }
+    Ok(())
+}
+
+/// Finds who has left the group that has its number, and refuses where the group that it has come
+/// to would be empty before it comes.
+fn find_founders(forks: &mut [Fork]) -> Result<()> {
+    for at in 0..forks.len() {
+        let own = Membership::Of(forks[at].pid);
+        forks[at].founds =
+            forks[at].group != Membership::Leader && forks.iter().any(|fork| fork.group == own);
+    }
+    for fork in forks.iter().filter(|fork| fork.founds) {
+        let Membership::Of(group) = fork.group else {
+            continue;
+        };
+        let keeps = |other: &Fork| {
+            let leads = other.pid == group && other.group == Membership::Leader;
+            leads || other.group == fork.group && !other.founds
+        };
+        if !forks.iter().any(keeps) {
+            let what = format!("its process group {group}");
+            let why = "no living task of its session could lead it";
+            return Err(unsupported(fork.pid, what, why));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a task of the group outside that is forked into another one, or must leave one that it
+/// leads for others: the group outside has no number here.
+fn check_outside(tree: &Tree, forks: &[Fork]) -> Result<()> {
+    for (at, fork) in forks.iter().enumerate() {
+        let is_outside = fork.group == Membership::Outside;
+        if is_outside && (fork.founds || group_at_fork(forks, at) != Membership::Outside) {
+            let what = format!("its process group {}", tree.tasks[0].group);
+            let why =
+                "its parent, or itself, leads another one, and that one is outside of the tree";
+            return Err(unsupported(fork.pid, what, why));
+        }
     }
     Ok(())
 }
@@ -425,6 +480,45 @@ mod tests {
             (forks[2].kind, forks[2].pid, forks[2].parent),
             (Kind::StandIn, 11, 10)
         );
+    }
+
+    #[test]
+    fn who_has_left_its_group_to_others_leads_it_first() {
+        let tasks = vec![
+            node(10, 1, 10, 10),
+            node(11, 10, 10, 10),
+            node(12, 11, 11, 10),
+        ];
+        let forks = forks(&tree(tasks)).expect("forked");
+        let founding = forks.iter().map(|fork| fork.founds).collect::<Vec<_>>();
+        assert_eq!(founding, [false, true, false]);
+        assert_eq!(group_at_fork(&forks, 2), Membership::Of(11));
+        assert!(!groups_are_inherited(&forks));
+    }
+
+    #[test]
+    fn groups_that_would_be_empty_or_are_outside_are_refused() {
+        // Each is in the group of the other, and in both is nobody else.
+        let tasks = vec![
+            node(10, 1, 10, 10),
+            node(11, 10, 12, 10),
+            node(12, 10, 11, 10),
+        ];
+        let error = forks(&tree(tasks)).expect_err("nobody keeps them");
+        let want = "pid 11: its process group 12 is not supported: no living task of its session \
+                    could lead it";
+        assert_eq!(error.to_string(), want);
+        for tasks in [
+            vec![node(10, 1, 5, 5), node(11, 10, 5, 5), node(12, 11, 11, 5)],
+            vec![node(10, 1, 5, 5), node(11, 10, 11, 5), node(12, 11, 5, 5)],
+        ] {
+            let error = forks(&tree(tasks)).expect_err("it has no number");
+            let told = error.to_string();
+            assert!(
+                told.contains("its process group 5 is not supported"),
+                "{told}"
+            );
+        }
     }
 
     #[test]

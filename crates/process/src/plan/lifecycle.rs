@@ -58,16 +58,20 @@ pub(super) fn tie_to_parent(script: &mut Script, parent: i32) {
 pub(super) fn lead(script: &mut Script, fork: &Fork) {
     if fork.session == Membership::Leader {
         script.call(Sysno::setsid, []);
-    } else if fork.group == Membership::Leader {
+    } else if fork.group == Membership::Leader || fork.founds {
         script.call(Sysno::setpgid, [0u32.into(), 0u32.into()]);
     }
 }
 
-/// Joins its group once all groups have their leaders.
-pub(super) fn join(script: &mut Script, fork: &Fork, forks: u32) {
+/// Joins its group once all `forks` groups have their leaders; who leads one for others, of
+/// `founders`, leaves that when these are in it.
+pub(super) fn join(script: &mut Script, fork: &Fork, (forks, founders): (u32, u32)) {
     script.post(word::FORKED);
     if let Membership::Of(group) = fork.group {
         script.wait(word::FORKED, forks);
+        if fork.founds {
+            script.wait(word::GROUPED, forks - founders);
+        }
         script.call(Sysno::setpgid, [0u32.into(), group.into()]);
     }
     script.post(word::GROUPED);

@@ -12,7 +12,7 @@ use resources::{Inherited, fd};
 use syscalls::Sysno;
 
 use super::early::Early;
-use super::forks::{self, Fork, ForkId, Kind, groups_are_inherited};
+use super::forks::{self, Fork, ForkId, Kind, groups_are_inherited, joining};
 use super::groups::Joins;
 use super::late::Late;
 use super::memories::Memories;
@@ -313,7 +313,7 @@ impl<'a> Tasks<'a> {
         }
         turn.end(&mut script);
         if !self.simple {
-            lifecycle::join(&mut script, fork, self.all.0);
+            lifecycle::join(&mut script, fork, joining(self.forks));
         }
         plan.threads.push(Staying::of(&task.node, &task.threads[0]));
         for (thread, phases) in task.threads[1..].iter().zip(others) {
@@ -562,7 +562,7 @@ impl<'a> Tasks<'a> {
         let name = script.string(&node.name);
         script.call(Sysno::prctl, [PR_SET_NAME.into(), name.into()]);
         lifecycle::lead(&mut script, fork);
-        lifecycle::join(&mut script, fork, self.all.0);
+        lifecycle::join(&mut script, fork, joining(self.forks));
         script.wait(word::GROUPED, self.all.0);
         let inherited = &self.setting.inherited;
         if !node.uids.is_empty() && !inherited.has_ids(&node.uids, &node.gids, &node.groups) {
@@ -586,7 +586,7 @@ impl<'a> Tasks<'a> {
         if let Some(waits) = self.memories.handed_on(self.sharing.of(id)) {
             waits.have_forked(&mut script);
         }
-        lifecycle::join(&mut script, fork, self.all.0);
+        lifecycle::join(&mut script, fork, joining(self.forks));
         script.wait(word::GROUPED, self.all.0);
         lifecycle::end(&mut script, fork.pid, 0);
         script
