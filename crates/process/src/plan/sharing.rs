@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::forks::{self, Fork, ForkId, makers_first};
-use crate::records::{State, Tree, What};
+use crate::records::{Node, State, Tree, What};
 use crate::{Error, Result};
 
 /// One thing that is shared: its kind, and the number of the task that has it first.
@@ -306,6 +306,16 @@ fn line(forks: &[Fork], id: ForkId) -> Vec<ForkId> {
     line
 }
 
+/// A further flag by which a thread is made: one that answers for a process whose leader ends has
+/// the I/O context that the process shares with others.
+pub(super) fn thread_flag(tree: &Tree, node: &Node, tid: i32) -> u64 {
+    const WHAT: What = What::IoContext;
+    let answers = node.leader_end.is_some() && node.threads.get(1) == Some(&tid);
+    let mut others = tree.tasks.iter().filter(|other| other.pid != node.pid);
+    let is_shared = others.any(|other| other.number_of(WHAT) == node.number_of(WHAT));
+    if answers && is_shared { WHAT.flag() } else { 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -511,5 +521,19 @@ mod tests {
         let tree = tree(&[(10, 1, 0), (12, 10, 1), (13, 12, 0), (14, 12, 3)]);
         let error = plan(&tree).expect_err("it has one").to_string();
         assert!(error.contains("pid 13: its descriptor table"), "{error}");
+    }
+
+    #[test]
+    fn who_answers_for_an_ended_leader_has_what_its_process_shares() {
+        let mut tree = tree(&[(10, 1, 0), (12, 10, 0)]);
+        tree.tasks[0].threads = vec![10, 11, 13];
+        let flags = |tree: &Tree| [10, 11, 13].map(|tid| thread_flag(tree, &tree.tasks[0], tid));
+        assert_eq!(flags(&tree), [0; 3]);
+        tree.tasks[1].io_of = 1;
+        assert_eq!(flags(&tree), [0; 3], "its leader has it");
+        tree.tasks[0].leader_end = Some(0);
+        assert_eq!(flags(&tree), [0, What::IoContext.flag(), 0]);
+        tree.tasks[1].io_of = 0;
+        assert_eq!(flags(&tree), [0; 3]);
     }
 }

@@ -19,7 +19,7 @@ use super::memories::Memories;
 use super::scripts::{Outside, Plan, Planned, Staying, word};
 use super::sessions::Sessions;
 use super::setting::Setting;
-use super::sharing::{Shared, Sharing};
+use super::sharing::{Shared, Sharing, thread_flag};
 use super::sources::{pages_of, resolve};
 use super::turns::{Turn, Turns};
 use super::{closing, ended, lifecycle, pinned, pooled, terminal, vdso};
@@ -496,7 +496,8 @@ impl<'a> Tasks<'a> {
         // CLONE_VM | FS | FILES | SIGHAND | THREAD | SYSVSEM
         const FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
         let (id, tid) = (script_id(plan.scripts.len()), thread.tid);
-        let args = lifecycle::clone_args(leader, tid, FLAGS, 0);
+        let flags = FLAGS | thread_flag(&self.saved.tree, node, tid);
+        let args = lifecycle::clone_args(leader, tid, flags, 0);
         leader.spawn(args, id);
         leader.note(format!("thread {tid}"));
         let mut script = phases.take(Phase::Fork);
