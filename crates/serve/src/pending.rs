@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use abi::{Addr, PAGE_BYTES, Span};
 use memory::TaskMemory;
 use pages::{Extent, Source};
+use sys::process::Process;
 
 use crate::bits::{self, Bits};
 use crate::live::Copied;
 use crate::region::Known;
 use crate::session::lock;
 use crate::{Region, Result};
-use sys::process::Process;
 
 /// How much is kept in memory for threads that write; then they wait until some of it is copied.
 pub(crate) const SAVED_MAX_BYTES: u64 = 64 << 20;

@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
 use abi::{Addr, Span};
+use sys::process::Process;
 
 use crate::Thread;
-use sys::process::Process;
 
 pub fn cat() -> (Child, i32) {
     let mut command = Command::new("cat");

@@ -7,10 +7,10 @@ use memory::Error;
 use memory::sink::{Memory, Missing};
 use pages::sink::Object;
 use pages::{Extent, Sink, fill, place};
+use sys::process::Process;
 
 use crate::child::{Child, anonymous, extent, part};
 use crate::dump::dump;
-use sys::process::Process;
 
 /// A child with 4,000 pages, 900 of them zero, and its image.
 fn original() -> (Child, Span, Reader) {

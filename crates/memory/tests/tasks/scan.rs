@@ -6,9 +6,9 @@ use memory::scan::{Area, Found};
 use memory::{CowSharing, PageMaps};
 use pages::source::allocated;
 use rustix::thread::CapabilitySet;
+use sys::process::Process;
 
 use crate::child::{Child, anonymous, part};
-use sys::process::Process;
 
 fn scan(pid: i32, areas: &[Area]) -> memory::Result<Vec<Found>> {
     memory::scan(&Process::new(pid), areas, &mut PageMaps::default())

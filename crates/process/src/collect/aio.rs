@@ -20,13 +20,13 @@ use prost::Message;
 use resources::Error;
 use resources::map::aio::{self, Context, Contexts, Looked};
 use resources::map::listing::Listed;
+use sys::process::Process;
 
 use super::found::Found;
 use super::patience::wait_while;
 use crate::Result;
 use crate::obstacles::Obstacles;
 use crate::records::record;
-use sys::process::Process;
 
 /// Waits until no requests are under way any more that end by themselves. Gives whether there are
 /// contexts. What cannot be told is told of by [`contexts`].

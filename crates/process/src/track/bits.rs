@@ -19,10 +19,10 @@ use freeze::tracker::{Means, TrackedTask, claim_bits, start_ticks};
 use memory::dirty;
 use memory::scan::{Area, Found};
 use memory::track::Tracked;
+use sys::process::Process;
 
 use super::{Changes, Mapped, Tracking, all_of};
 use crate::Result;
-use sys::process::Process;
 
 /// How this kernel tells what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

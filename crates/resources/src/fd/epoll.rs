@@ -20,14 +20,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use prost::Message;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use sys::kcmp::Descriptor;
+use sys::process::Process;
 use syscalls::Sysno;
 
 use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, late, status, tags};
 use crate::ledger::fdinfo::EPOLL_EVENTS;
 use crate::script::{DataAt, Script};
 use crate::{Error, Result};
-use sys::kcmp::Descriptor;
-use sys::process::Process;
 
 /// See the file.
 pub struct Epoll;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use prost::Message as _;
 use rustix::event::epoll;
 use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags};
+use sys::process::Process;
 use syscalls::Sysno;
 use testkit::wait::{SOON, wait_until};
 
@@ -21,7 +22,6 @@ use super::{
 };
 use crate::script::{Layout, Script};
 use crate::{Allow, Error, Result, ledger};
-use sys::process::Process;
 
 /// The next number for a descriptor; above those that tests get on their own.
 static NUMBER: AtomicI32 = AtomicI32::new(300);

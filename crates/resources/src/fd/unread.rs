@@ -13,11 +13,12 @@
 
 use std::os::fd::OwnedFd;
 
+use sys::process::Process;
+
 use super::socket::peek;
 use super::table::Link;
 use super::{Open, fanotify, inotify};
 use crate::{Allow, Error, Result};
-use sys::process::Process;
 
 /// The option that allows a dump all the same.
 pub(super) const OPTION: &str = "--drop-events";

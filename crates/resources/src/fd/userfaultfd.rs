@@ -17,13 +17,13 @@ use std::os::fd::OwnedFd;
 
 use prost::Message;
 use rustix::fs::OFlags;
+use sys::process::Process;
 use syscalls::Sysno;
 
 use super::{DumpContext, Kind, Open, RestoreContext, late, tags};
 use crate::kernel::Kernel;
 use crate::script::Script;
 use crate::{Error, Result};
-use sys::process::Process;
 
 /// What the kernel calls one.
 pub const LINK: &[u8] = b"anon_inode:[userfaultfd]";

@@ -363,8 +363,10 @@ impl Part for Scheduling {
                 [0u64.into(), 0u64.into(), record.nice.into()],
             );
         }
-        for record in record.before_idle().iter().chain([record]) {
-            if record.attr_differs(inherited) {
+        if record.attr_differs(inherited) {
+            let fair = record.before_idle();
+            let first = fair.iter().filter(|fair| fair.attr_differs(inherited));
+            for record in first.chain([record]) {
                 let attr = script.bytes(&record.to_attr(inherited));
                 script.call(
                     Sysno::sched_setattr,
@@ -584,6 +586,25 @@ mod tests {
         let slice = if kernel_has_slices { 200_000 } else { 0 };
         assert_eq!((record.nice, record.idle_nice), (12, Some(3)));
         assert_eq!(record.runtime_ns, slice);
+    }
+
+    #[test]
+    fn idle_thread_of_an_idle_restorer_stays_idle() {
+        let idle = Record {
+            policy: SCHED_IDLE,
+            ..clamped(0, 0, 0)
+        };
+        assert!(!idle.attr_differs(&idle));
+        let nicer = Record {
+            nice: 3,
+            ..idle.clone()
+        };
+        let policies = |record: &Record| {
+            let fair = record.before_idle().filter(|fair| fair.attr_differs(&idle));
+            fair.map(|fair| fair.policy)
+        };
+        assert!(nicer.attr_differs(&idle));
+        assert_eq!(policies(&nicer), Some(SCHED_NORMAL));
     }
 
     #[test]

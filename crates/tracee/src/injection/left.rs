@@ -3,11 +3,11 @@
 use std::fs::File;
 
 use abi::{Addr, PAGE_BYTES, Span};
+use sys::process::Process;
 
 use super::{CODE_BYTES, Injection};
 use crate::arch::{self, Ground, STUB_BYTES};
 use crate::{Error, Result, Thread};
-use sys::process::Process;
 
 /// How far behind the blob's start a thread is looked for that is on its way back.
 const AREA_BYTES: u64 = 1 << 20;

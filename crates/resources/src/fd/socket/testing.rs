@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::FileType;
+use sys::process::Process;
 
 use crate::fd::tcp::lock::{self, Lock};
 use crate::fd::testing::stored;
@@ -12,7 +13,6 @@ use crate::fd::{
     kind_of,
 };
 use crate::{Allow, Error, Result};
-use sys::process::Process;
 
 /// A tree's descriptions, from the dump to the restore.
 #[derive(Default)]
