@@ -51,16 +51,14 @@ pub fn read_at(
 
 /// Reads a file of the /proc directory of a process that may end, by the thread that answers.
 pub fn read_proc(process: &Process, name: &str) -> Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let pid = process.pid();
-    let opened = openat(CWD, process.path(""), flags, Mode::empty());
-    let dir = opened.map_err(|_| Error::Gone { pid })?;
+    let dir = open(process.tid()).map_err(|_| Error::Gone { pid })?;
     read_at(dir.as_fd(), pid, name, &CloseQueue::default())
 }
 
-/// Whether nothing follows `text`, of which `last` bytes were read last. The kernel gives a file
-/// of /proc/PID that has an entry for each of many things in pieces, however large the buffer is:
-/// a piece is a page, and ends before the first entry for which it has no room.
+/// `text`, of which `last` bytes were read last, has nothing behind it. The kernel gives a list of
+/// /proc/PID in pieces, however large the buffer is: a piece is a page, and ends before the first
+/// entry for which it has no room.
 fn is_whole(name: &str, text: &[u8], last: usize) -> bool {
     const PIECE_BYTES: usize = 4096;
     const PID_BYTES: usize = 16;
@@ -72,8 +70,8 @@ fn is_whole(name: &str, text: &[u8], last: usize) -> bool {
     }
 }
 
-/// Whether a piece of maps or smaps has the entry of the kernel's own page above all addresses of
-/// a program, which most kernels show to be there, as the last one.
+/// A piece of maps or smaps has the entry of the kernel's own page. Most kernels show that page as
+/// the last entry: its address is above all those of a program.
 fn ends_with_vsyscall(piece: &[u8]) -> bool {
     const START: &[u8] = b"ffffffffff600000-";
     let lines = piece.split(|byte| *byte == b'\n');

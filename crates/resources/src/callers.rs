@@ -23,7 +23,7 @@ pub trait Callers {
     fn number(&self, tid: i32, id: DescriptionId) -> Option<i32>;
 }
 
-/// What a call returned that must have succeeded; `doing` says which it was.
+/// The result of a call that must have succeeded; `doing` says which call it was.
 ///
 /// # Errors
 /// [`Error::Kernel`].
@@ -70,7 +70,7 @@ impl Unlimited {
     pub fn add_descriptor(&mut self) -> Result<()> {
         let pid = self.pid.as_raw_nonzero().get();
         let doing = || "read its limits".to_owned();
-        let text = std::fs::read(format!("/proc/{pid}/limits"));
+        let text = sys::proc::read(&format!("/proc/{pid}/limits"));
         let text = text.map_err(|_| Error::Gone {
             pid,
             doing: doing(),
@@ -100,7 +100,7 @@ impl Unlimited {
 /// Limits of descriptors that leave room for one more than `now`, best first. None of them is lower
 /// than that one: a hard limit that was lowered cannot be raised again without a privilege.
 fn more_descriptors(now: Limit) -> [Rlimit; 2] {
-    /// What fs.nr_open is, unless it was changed.
+    /// The kernel's value of fs.nr_open, unless it was changed.
     const USUAL_MOST: u64 = 1 << 20;
     [now.hard.max(USUAL_MOST), now.hard].map(|most| {
         let most = Some(most).filter(|most| *most != u64::MAX);

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     fn own() -> Pagemap {
-        Pagemap::open(&Process::new(std::process::id() as i32)).expect("the own page map")
+        Pagemap::open(&Process::own()).expect("the own page map")
     }
 
     /// Whether the kernel has no `PAGEMAP_SCAN`.

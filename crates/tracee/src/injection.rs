@@ -211,9 +211,9 @@ impl Injection {
 
     /// Tells the leader, whose header this is, whether others may be in the area.
     fn set_shared(&self, leader: Addr, shared: bool) -> Result<()> {
-        let process = self.threads[0].process.clone();
+        let process = &self.threads[0].process;
         let word = u32::from(shared).to_le_bytes();
-        let put = sys::vm::write(&process, leader.plus(offset::SHARED as u64), &word);
+        let put = sys::vm::write(process, leader.plus(offset::SHARED as u64), &word);
         put.map_err(|e| Error::of(process.pid(), "cannot write the blob's state", e))
     }
 
@@ -369,15 +369,15 @@ impl Injection {
 
     /// Writes the code at the area's start, and what follows it.
     fn put(&self, start: Addr, mut code: Vec<u8>, rest: &[u8]) -> Result<()> {
-        let process = self.threads[0].process.clone();
+        let process = &self.threads[0].process;
         let failed = |e| Error::of(process.pid(), "cannot write the blob", e);
         if !self.is_code_apart {
             code.extend(rest);
-            return sys::vm::write(&process, start, &code).map_err(failed);
+            return sys::vm::write(process, start, &code).map_err(failed);
         }
         let memory = self.memory.as_ref().expect("given away at the end");
         memory.write_all_at(&code, start.0).map_err(failed)?;
-        sys::vm::write(&process, start.plus(code.len() as u64), rest).map_err(failed)
+        sys::vm::write(process, start.plus(code.len() as u64), rest).map_err(failed)
     }
 
     /// Waits until every thread has parked; gives what each has left from its header on.

@@ -38,7 +38,7 @@ const OWN: [(Shared, &str, &str); 3] = [
     ),
 ];
 
-/// What a thread may also have of its own, where there are semaphores.
+/// The list that a thread may also have of its own, where there are semaphores.
 const UNDO: (Shared, &str, &str) = (
     Shared::SemaphoreUndo,
     "list of semaphores to undo",
@@ -121,8 +121,9 @@ fn shared((pid, other): (i32, i32), name: &str, flag: &str) -> Error {
 fn check_threads(task: &Task, undo: Option<(Shared, &str, &str)>) -> Result<()> {
     let pid = task.pid();
     for thread in task.threads().iter().skip(1) {
+        let asked = Process::new(thread.tid);
         for (what, name, flag) in OWN[1..].iter().chain(&undo) {
-            if compare(&task.process, &Process::new(thread.tid), *what)? != Ordering::Equal {
+            if compare(&task.process, &asked, *what)? != Ordering::Equal {
                 let what = format!("thread {}: a {name} of its own ({flag})", thread.tid);
                 return Err(resources::Error::unsupported(pid, what).into());
             }

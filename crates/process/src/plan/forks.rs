@@ -14,7 +14,7 @@
 //! - CRIU 4.2: helpers stand in for sessions' and groups' leaders as well; orders of forks that it
 //!   does not find end the restore.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::records::{Node, State, Tree, What};
 use crate::{Error, Result};
@@ -42,8 +42,8 @@ pub(crate) struct Fork {
     pub parent: i32,
     pub session: Membership,
     pub group: Membership,
-    /// Whether it has left the group that has its number, in which others are: it leads that group
-    /// until all others are in theirs.
+    /// Others are in the group that has its number, and it has left that: it leads that group until
+    /// all others are in theirs.
     pub founds: bool,
     pub exit_signal: i32,
     /// Whom it makes before it starts its session.
@@ -77,10 +77,24 @@ pub(crate) fn groups_are_inherited(forks: &[Fork]) -> bool {
     })
 }
 
-/// How many there are, and how many of them leave the group that they lead for others.
-pub(crate) fn joining(forks: &[Fork]) -> (u32, u32) {
-    let founders = forks.iter().filter(|fork| fork.founds).count();
-    (forks.len() as u32, founders as u32)
+/// How many forks come to their groups, which wait for each other there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Joining {
+    /// All of them.
+    pub forks: u32,
+    /// Those that leave a group that they lead for others.
+    pub founders: u32,
+}
+
+impl Joining {
+    /// Counts them.
+    pub fn of(forks: &[Fork]) -> Self {
+        let founders = forks.iter().filter(|fork| fork.founds).count();
+        Self {
+            forks: forks.len() as u32,
+            founders: founders as u32,
+        }
+    }
 }
 
 /// All forks, each behind that of who makes it: a sibling may make one that comes before it in
@@ -241,20 +255,22 @@ fn stand_in_for_groups(forks: &mut Vec<Fork>) -> Result<()> {
 /// Finds who has left the group that has its number, and refuses where the group that it has come
 /// to would be empty before it comes.
 fn find_founders(forks: &mut [Fork]) -> Result<()> {
-    for at in 0..forks.len() {
-        let own = Membership::Of(forks[at].pid);
-        forks[at].founds =
-            forks[at].group != Membership::Leader && forks.iter().any(|fork| fork.group == own);
+    let joined = forks.iter().filter_map(|fork| match fork.group {
+        Membership::Of(group) => Some(group),
+        _ => None,
+    });
+    let joined = joined.collect::<HashSet<_>>();
+    for fork in forks.iter_mut() {
+        fork.founds = fork.group != Membership::Leader && joined.contains(&fork.pid);
     }
+    let staying = forks.iter().filter(|fork| !fork.founds);
+    let kept = staying.map(|fork| id_of(fork.group, fork.pid));
+    let kept = kept.collect::<HashSet<_>>();
     for fork in forks.iter().filter(|fork| fork.founds) {
         let Membership::Of(group) = fork.group else {
             continue;
         };
-        let keeps = |other: &Fork| {
-            let leads = other.pid == group && other.group == Membership::Leader;
-            leads || other.group == fork.group && !other.founds
-        };
-        if !forks.iter().any(keeps) {
+        if !kept.contains(&group) {
             let what = format!("its process group {group}");
             let why = "no living task of its session could lead it";
             return Err(unsupported(fork.pid, what, why));

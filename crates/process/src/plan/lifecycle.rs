@@ -5,7 +5,7 @@ use syscalls::Sysno;
 
 use crate::records::Node;
 
-use super::forks::{Fork, Kind, Membership};
+use super::forks::{Fork, Joining, Kind, Membership};
 use super::scripts::word;
 
 const PR_SET_PDEATHSIG: u32 = linux_raw_sys::prctl::PR_SET_PDEATHSIG;
@@ -63,14 +63,14 @@ pub(super) fn lead(script: &mut Script, fork: &Fork) {
     }
 }
 
-/// Joins its group once all `forks` groups have their leaders; who leads one for others, of
-/// `founders`, leaves that when these are in it.
-pub(super) fn join(script: &mut Script, fork: &Fork, (forks, founders): (u32, u32)) {
+/// Joins its group once all groups have their leaders; a founder leaves that which it leads when
+/// all others are in theirs.
+pub(super) fn join(script: &mut Script, fork: &Fork, joining: Joining) {
     script.post(word::FORKED);
     if let Membership::Of(group) = fork.group {
-        script.wait(word::FORKED, forks);
+        script.wait(word::FORKED, joining.forks);
         if fork.founds {
-            script.wait(word::GROUPED, forks - founders);
+            script.wait(word::GROUPED, joining.forks - joining.founders);
         }
         script.call(Sysno::setpgid, [0u32.into(), group.into()]);
     }

@@ -310,10 +310,12 @@ fn line(forks: &[Fork], id: ForkId) -> Vec<ForkId> {
 /// the I/O context that the process shares with others.
 pub(super) fn thread_flag(tree: &Tree, node: &Node, tid: i32) -> u64 {
     const WHAT: What = What::IoContext;
-    let answers = node.leader_end.is_some() && node.threads.get(1) == Some(&tid);
+    if node.leader_end.is_none() || node.threads.get(1) != Some(&tid) {
+        return 0;
+    }
     let mut others = tree.tasks.iter().filter(|other| other.pid != node.pid);
     let is_shared = others.any(|other| other.number_of(WHAT) == node.number_of(WHAT));
-    if answers && is_shared { WHAT.flag() } else { 0 }
+    if is_shared { WHAT.flag() } else { 0 }
 }
 
 #[cfg(test)]

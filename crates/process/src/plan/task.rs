@@ -12,7 +12,7 @@ use resources::{Inherited, fd};
 use syscalls::Sysno;
 
 use super::early::Early;
-use super::forks::{self, Fork, ForkId, Kind, groups_are_inherited, joining};
+use super::forks::{self, Fork, ForkId, Joining, Kind, groups_are_inherited};
 use super::groups::Joins;
 use super::late::Late;
 use super::memories::Memories;
@@ -46,6 +46,7 @@ pub(super) struct Tasks<'a> {
     first_holders: HashMap<u32, usize>,
     /// How many forks and how many threads there are.
     all: (u32, u32),
+    joining: Joining,
     /// Whether nobody has to join a group or to wait for somebody's end.
     simple: bool,
     /// Whether some thread does something that depends on others.
@@ -81,11 +82,7 @@ impl<'a> Tasks<'a> {
         setting: &'a Setting,
     ) -> Result<Self> {
         let count = |len: usize| u32::try_from(len).expect("checked when read");
-        let threads = saved
-            .tasks
-            .iter()
-            .map(|task| task.threads.len())
-            .sum::<usize>();
+        let threads = saved.tasks.iter().map(|task| task.threads.len());
         let mut tasks = Self {
             saved,
             forks,
@@ -98,7 +95,8 @@ impl<'a> Tasks<'a> {
             early: Early::default(),
             memory_parents: vec![None; saved.tasks.len()],
             first_holders: HashMap::new(),
-            all: (count(forks.len()), count(threads)),
+            all: (count(forks.len()), count(threads.sum())),
+            joining: Joining::of(forks),
             simple: groups_are_inherited(forks),
             meeting: false,
             at_fork: vec![AtFork::default(); saved.tasks.len()],
@@ -313,7 +311,7 @@ impl<'a> Tasks<'a> {
         }
         turn.end(&mut script);
         if !self.simple {
-            lifecycle::join(&mut script, fork, joining(self.forks));
+            lifecycle::join(&mut script, fork, self.joining);
         }
         plan.threads.push(Staying::of(&task.node, &task.threads[0]));
         for (thread, phases) in task.threads[1..].iter().zip(others) {
@@ -563,7 +561,7 @@ impl<'a> Tasks<'a> {
         let name = script.string(&node.name);
         script.call(Sysno::prctl, [PR_SET_NAME.into(), name.into()]);
         lifecycle::lead(&mut script, fork);
-        lifecycle::join(&mut script, fork, joining(self.forks));
+        lifecycle::join(&mut script, fork, self.joining);
         script.wait(word::GROUPED, self.all.0);
         let inherited = &self.setting.inherited;
         if !node.uids.is_empty() && !inherited.has_ids(&node.uids, &node.gids, &node.groups) {
@@ -587,7 +585,7 @@ impl<'a> Tasks<'a> {
         if let Some(waits) = self.memories.handed_on(self.sharing.of(id)) {
             waits.have_forked(&mut script);
         }
-        lifecycle::join(&mut script, fork, joining(self.forks));
+        lifecycle::join(&mut script, fork, self.joining);
         script.wait(word::GROUPED, self.all.0);
         lifecycle::end(&mut script, fork.pid, 0);
         script

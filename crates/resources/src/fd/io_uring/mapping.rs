@@ -33,7 +33,7 @@ pub fn map(process: &Process, ring: &Mapping, callers: &mut dyn Callers) -> Resu
     let mut taken = taken.collect::<Vec<_>>();
     taken.sort_unstable();
     let room = subtract(&[all_addresses()], &taken.into_iter().collect::<Spans>());
-    // What is beside its place would be room together with that.
+    // A gap beside its place is taken, however small: both together would be room for it.
     let place = ring.span();
     let is_room = |gap: &Span| {
         let is_beside = gap.end == place.start || gap.start == place.end;
@@ -76,12 +76,16 @@ fn make(callers: &mut dyn Callers, tid: i32, call: Sysno, args: [u64; 6]) -> Res
 }
 
 fn mappings(process: &Process) -> Result<Vec<Listed>> {
-    let doing = || format!("cannot read /proc/{}/maps", process.pid());
+    let pid = process.pid();
     let text = sys::proc::read(&process.path("maps"));
-    let text = text.map_err(|error| Error::kernel(doing(), error))?;
+    let text = text.map_err(|_| Error::Gone {
+        pid,
+        doing: "read its mappings".to_owned(),
+    })?;
     listing::parse(&text).map_err(|line| {
         let what = format!("{line:?} is not understood");
-        Error::kernel(doing(), std::io::Error::other(what))
+        let doing = format!("cannot read /proc/{pid}/maps");
+        Error::kernel(doing, std::io::Error::other(what))
     })
 }
 

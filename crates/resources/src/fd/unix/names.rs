@@ -25,7 +25,7 @@ pub fn unmarked(shown: &[u8], stat: &Stat) -> PathBuf {
     }
 }
 
-/// Whether the file of `stat` is at `path`.
+/// The file of `stat` is at `path`.
 pub fn leads_to(path: &Path, stat: &Stat) -> bool {
     rustix::fs::lstat(path)
         .is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
