@@ -23,6 +23,8 @@ const HEADER_BYTES: usize = 8;
 /// How much may be on its way through a terminal. How much more it takes depends on the pieces in
 /// which it came, so one that is full may not take it again.
 const TERMINAL_BYTES: u64 = 3000;
+/// A TCP connection's state (include/net/tcp_states.h) after a reset.
+const TCP_CLOSE: u8 = 7;
 const AT_ONCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
@@ -130,7 +132,8 @@ impl Task {
         let mut buffer = vec![0; BUFFER_BYTES];
         while can_read(&held.file)? {
             let read = match read(held, &mut buffer) {
-                Ok(0) if !held.ends.kind.keeps_messages() => return Ok(false),
+                // A reset that a send has been told of shows no error here any more.
+                Ok(0) if !held.ends.kind.keeps_messages() => return is_over(held),
                 Ok(read) => &buffer[..read],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 // Its end of a terminal is closed.
@@ -189,6 +192,16 @@ fn message(at: u16, number: u64, bytes: usize) -> Vec<u8> {
     message[2..6].copy_from_slice(&(number as u32).to_le_bytes());
     message[6..8].copy_from_slice(&(bytes as u16).to_le_bytes());
     message
+}
+
+/// Tells whether a TCP connection is over in both directions. The other end broke it, or both ends
+/// were shut down: the kernel does not tell these apart, so what is lost then is not found here.
+fn is_over(held: &Held) -> Result<bool, Failure> {
+    if held.ends.kind != Opened::Tcp {
+        return Ok(false);
+    }
+    let info = socket::option(&held.file, libc::SOL_TCP, libc::TCP_INFO, 1)?;
+    Ok(info.first() == Some(&TCP_CLOSE))
 }
 
 /// Tells whether there is something to read, or an end.
