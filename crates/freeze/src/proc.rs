@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// Opens /proc/PID, of a process or of a thread.
 pub fn open(pid: i32) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+    let proc = openat(CWD, sys::procfs::path(pid), flags, Mode::empty());
     proc.map_err(|errno| match errno {
         Errno::NOENT => Error::Gone { pid },
         errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),

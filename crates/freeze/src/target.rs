@@ -42,7 +42,10 @@ pub fn check(root: i32) -> Result<()> {
 pub fn check_thawed(root: i32) -> Result<()> {
     let close_queue = CloseQueue::default();
     // What is not there is told by who looks for it.
-    if let Some(text) = text(&format!("/proc/{root}/cgroup"), &close_queue) {
+    if let Some(text) = text(
+        &sys::procfs::path(format_args!("{root}/cgroup")),
+        &close_queue,
+    ) {
         cgroup::check_thawed(root, &Membership::parse(&text), &Membership::own()?)?;
     }
     Ok(())
@@ -79,7 +82,11 @@ fn is_ancestor((elder, found): (i32, &Stat), close_queue: &CloseQueue) -> bool {
 }
 
 fn stat(pid: i32, close_queue: &CloseQueue) -> Option<Stat> {
-    Stat::parse(&text(&format!("/proc/{pid}/stat"), close_queue)?).ok()
+    Stat::parse(&text(
+        &sys::procfs::path(format_args!("{pid}/stat")),
+        close_queue,
+    )?)
+    .ok()
 }
 
 /// A short file of /proc, read at once; `close_queue` closes it.
@@ -117,7 +124,7 @@ pub fn explain(pid: i32, error: tracee::Error) -> Error {
 /// Says more of a process in which no memory can be mapped.
 pub fn explain_mapping(pid: i32, error: tracee::Error) -> Error {
     let personality = || {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/personality")).ok()?;
+        let text = sys::procfs::read_text(format_args!("{pid}/personality")).ok()?;
         u32::from_str_radix(text.trim_end(), 16).ok()
     };
     let implies = |bits: u32| bits & libc::READ_IMPLIES_EXEC.cast_unsigned() != 0;
@@ -136,7 +143,7 @@ fn is_denied(error: &tracee::Error) -> bool {
 
 /// Who traces a process: pid and name.
 fn tracer(pid: i32) -> Option<(i32, String)> {
-    let status = Status::parse(&std::fs::read(format!("/proc/{pid}/status")).ok()?).ok()?;
+    let status = Status::parse(&sys::procfs::read(format_args!("{pid}/status")).ok()?).ok()?;
     let stat = || stat(status.tracer, &CloseQueue::default());
     let name = || stat().map(|stat| String::from_utf8_lossy(&stat.comm).into_owned());
     (status.tracer != 0).then(|| (status.tracer, name().unwrap_or_default()))

@@ -340,7 +340,7 @@ fn name(root: i32) -> Result<String> {
 
 /// The namespace of this process's pids.
 fn space() -> u64 {
-    rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
+    sys::procfs::stat("self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
 #[cfg(test)]

@@ -504,7 +504,7 @@ fn gone(pid: i32, error: tracee::Error) -> Error {
 
 /// /proc/PID/stat of a process; none when it is gone.
 pub fn stat_of(pid: i32) -> Option<Stat> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = sys::procfs::read(format_args!("{pid}/stat")).ok()?;
     Stat::parse(&stat).ok()
 }
 

@@ -72,7 +72,7 @@ pub fn seen_from(injection: Injection, proc: &impl AsFd, status: &Status) -> Res
     if status.ns_tids.len() < 2 {
         return Ok(injection);
     }
-    let own = std::fs::read("/proc/thread-self/status");
+    let own = sys::procfs::read("thread-self/status");
     let own = own.ok().and_then(|own| Status::parse(&own).ok());
     if own.is_some_and(|own| own.ns_tids.len() == status.ns_tids.len()) {
         return Ok(injection);
@@ -112,8 +112,8 @@ pub fn suspend_filters(tid: i32, status: &Status) -> Result<()> {
 /// Whether a task may make a userfaultfd that handles faults of the kernel as well.
 fn may_call(status: &Status) -> bool {
     const CAP_SYS_PTRACE: u64 = 1 << 19;
-    const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
-    let anyone = || std::fs::read(SYSCTL).is_ok_and(|value| value.starts_with(b"1"));
+    const SYSCTL: &str = "sys/vm/unprivileged_userfaultfd";
+    let anyone = || sys::procfs::read(SYSCTL).is_ok_and(|value| value.starts_with(b"1"));
     status.capabilities.effective & CAP_SYS_PTRACE != 0 || anyone()
 }
 

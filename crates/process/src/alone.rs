@@ -95,7 +95,7 @@ pub(crate) fn open_files_at_most() -> u64 {
     let may_raise = rustix::thread::capabilities(None)
         .is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_RESOURCE));
     let limit = match may_raise {
-        true => std::fs::read_to_string("/proc/sys/fs/nr_open")
+        true => sys::procfs::read_text("sys/fs/nr_open")
             .ok()
             .and_then(|text| text.trim().parse().ok()),
         false => getrlimit(Resource::Nofile).maximum,

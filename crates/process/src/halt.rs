@@ -33,7 +33,7 @@ pub(crate) fn wait(tids: &[i32]) -> Result<()> {
 
 /// Whether a thread is stopped by a signal, or has ended.
 pub(crate) fn is_halted(tid: i32) -> bool {
-    let stat = std::fs::read(format!("/proc/{tid}/stat")).ok();
+    let stat = sys::procfs::read(format_args!("{tid}/stat")).ok();
     let stat = stat.and_then(|text| Stat::parse(&text).ok());
     stat.is_none_or(|stat| matches!(stat.state, b'T' | b'Z' | b'X'))
 }

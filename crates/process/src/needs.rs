@@ -103,7 +103,7 @@ fn pids(saved: &Saved<'_>) -> Result<String> {
     let threads = saved.tasks.iter().flat_map(|task| &task.threads);
     let tasks = saved.tasks.iter().map(|task| task.node.pid);
     let mut all = tasks.chain(threads.map(|thread| thread.tid));
-    let taken = all.find(|pid| rustix::fs::stat(format!("/proc/{pid}")).is_ok());
+    let taken = all.find(|pid| sys::procfs::has(pid));
     match taken {
         Some(pid) => Err(Error::Taken {
             pid,

@@ -28,7 +28,7 @@ impl Obstacles {
         else {
             return Err(error);
         };
-        let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = sys::procfs::read(format_args!("{pid}/comm")).unwrap_or_default();
         let obstacle = Obstacle {
             pid,
             name: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),

@@ -11,7 +11,7 @@
 //!   overcommits (vm.overcommit_memory is 2), has … left" (a dump is refused for the same reason).
 //! - CRIU 4.2: one mapping larger than memory and swap is not restored.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use image::Reader;
 
@@ -54,7 +54,7 @@ pub(crate) fn at_once_bytes(saved: &Saved<'_>) -> Result<u64> {
     });
     // The mode does not matter to a task that has no more in all.
     let is_little = mapped.max().unwrap_or(0) <= bytes;
-    match is_little || Mode::read(Path::new("/proc"))? == Mode::Heuristic {
+    match is_little || Mode::read(&here())? == Mode::Heuristic {
         true => Ok(bytes),
         false => Ok(u64::MAX),
     }
@@ -66,7 +66,12 @@ pub(crate) fn at_once_bytes(saved: &Saved<'_>) -> Result<u64> {
 /// # Errors
 /// [`Error::Unfit`]; [`Error::Kernel`].
 pub(crate) fn check(saved: &Saved<'_>, reader: &Reader, given_up: bool) -> Result<()> {
-    check_in(Path::new("/proc"), (saved, reader), given_up)
+    check_in(&here(), (saved, reader), given_up)
+}
+
+/// The procfs of this host.
+fn here() -> PathBuf {
+    PathBuf::from(sys::procfs::path(""))
 }
 
 fn check_in(proc: &Path, (saved, reader): (&Saved<'_>, &Reader), given_up: bool) -> Result<()> {
@@ -192,7 +197,7 @@ mod tests {
         assert!(little.is_multiple_of(abi::PAGE_BYTES) && little > 0);
         saved.tasks[0].memory.mappings[0].end = 1 << 46;
         let much = at_once_bytes(&saved).expect("/proc is there");
-        let mode = Mode::read(Path::new("/proc")).expect("/proc is there");
+        let mode = Mode::read(&here()).expect("/proc is there");
         match mode {
             Mode::Heuristic => assert_eq!(much, little),
             Mode::Always | Mode::Never => assert_eq!(much, u64::MAX),

@@ -62,7 +62,12 @@ fn is_quiet(process: &Process) -> bool {
 
 fn threads(pid: i32) -> rustix::io::Result<Vec<i32>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = openat(CWD, format!("/proc/{pid}/task"), flags, Mode::empty())?;
+    let folder = openat(
+        CWD,
+        sys::procfs::path(format_args!("{pid}/task")),
+        flags,
+        Mode::empty(),
+    )?;
     sys::numbers::of(folder)
 }
 

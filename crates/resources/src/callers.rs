@@ -70,7 +70,7 @@ impl Unlimited {
     pub fn add_descriptor(&mut self) -> Result<()> {
         let pid = self.pid.as_raw_nonzero().get();
         let doing = || "read its limits".to_owned();
-        let text = sys::proc::read(&format!("/proc/{pid}/limits"));
+        let text = sys::procfs::read(format_args!("{pid}/limits"));
         let text = text.map_err(|_| Error::Gone {
             pid,
             doing: doing(),

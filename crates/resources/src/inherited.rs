@@ -122,9 +122,9 @@ impl Inherited {
     /// [`Error::Kernel`] when /proc cannot be read.
     pub fn read() -> Result<Self> {
         let close_queue = CloseQueue::default();
-        let text = |path| text(path, &close_queue);
-        let status = Status::parse(&text("/proc/thread-self/status")?).map_err(unclear)?;
-        let limits = proc::limits(&text("/proc/self/limits")?).map_err(unclear)?;
+        let text = |name| text(name, &close_queue);
+        let status = Status::parse(&text("thread-self/status")?).map_err(unclear)?;
+        let limits = proc::limits(&text("self/limits")?).map_err(unclear)?;
         let securebits = own::attribute(Attribute::Securebits);
         let securebits = securebits.map_err(|e| Error::kernel("PR_GET_SECUREBITS", e))?;
         // An attribute that the kernel does not know is as if never set.
@@ -138,11 +138,11 @@ impl Inherited {
             limits,
             scheduling: scheduling::Record::own(&status)?,
             personality: own::personality(),
-            oom_score_adj: number("/proc/self/oom_score_adj", &close_queue)?,
-            login_uid: text("/proc/self/loginuid")
+            oom_score_adj: number("self/oom_score_adj", &close_queue)?,
+            login_uid: text("self/loginuid")
                 .ok()
                 .and_then(|text| login_uid::parse(&text)),
-            core_filter: text("/proc/self/coredump_filter")
+            core_filter: text("self/coredump_filter")
                 .ok()
                 .and_then(|text| core_filter::parse(&text)),
             memory_policy: own::has_memory_policy(),
@@ -218,7 +218,7 @@ fn timer_ids() -> bool {
 }
 
 fn suid_dumpable() -> u32 {
-    number("/proc/sys/fs/suid_dumpable", &CloseQueue::default()).unwrap_or(0)
+    number("sys/fs/suid_dumpable", &CloseQueue::default()).unwrap_or(0)
 }
 
 /// The resolution of coarse clocks.
@@ -227,11 +227,12 @@ fn tick_us() -> u64 {
     u64::try_from(tick.tv_nsec).expect("a tick is not negative") / 1000
 }
 
-/// A small file of /proc, which comes in one piece; `close_queue` closes it.
-fn text(path: &str, close_queue: &CloseQueue) -> Result<Vec<u8>> {
+/// A small file of the procfs, which comes in one piece; `close_queue` closes it.
+fn text(name: &str, close_queue: &CloseQueue) -> Result<Vec<u8>> {
+    let path = sys::procfs::path(name);
     let failed = |e: rustix::io::Errno| Error::kernel(format!("reading {path}"), e);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+    let file = rustix::fs::open(&path, flags, Mode::empty()).map_err(failed)?;
     let mut bytes = vec![0; 8192];
     let len = rustix::io::read(&file, &mut bytes).map_err(failed)?;
     bytes.truncate(len);
@@ -239,12 +240,12 @@ fn text(path: &str, close_queue: &CloseQueue) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn number<T: std::str::FromStr>(path: &str, close_queue: &CloseQueue) -> Result<T> {
-    let text = text(path, close_queue)?;
+fn number<T: std::str::FromStr>(name: &str, close_queue: &CloseQueue) -> Result<T> {
+    let text = text(name, close_queue)?;
     let number = std::str::from_utf8(&text).ok();
     let number = number.and_then(|text| text.trim().parse().ok());
     let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);
-    number.ok_or_else(|| Error::kernel(format!("reading {path}"), wrong()))
+    number.ok_or_else(|| Error::kernel(format!("reading /proc/{name}"), wrong()))
 }
 
 fn unclear(error: proc::Malformed) -> Error {

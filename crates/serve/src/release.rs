@@ -27,9 +27,9 @@ const MAPPINGS_LEFT: i64 = 4096;
 
 /// How many mappings process `pid` may be given before it reaches `vm.max_map_count`.
 pub(crate) fn mappings_left(pid: i32) -> i64 {
-    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    let most = sys::procfs::read_text("sys/vm/max_map_count");
     let most = most.ok().and_then(|text| text.trim().parse::<i64>().ok());
-    let there = std::fs::read(format!("/proc/{pid}/maps"));
+    let there = sys::procfs::read(format_args!("{pid}/maps"));
     let there = there.map_or(0, |maps| maps.iter().filter(|byte| **byte == b'\n').count());
     (most.unwrap_or(65_530) - there as i64 - MAPPINGS_LEFT).max(0)
 }

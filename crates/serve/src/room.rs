@@ -80,7 +80,7 @@ pub(crate) fn check(pid: i32, regions: &[Region], image: &Reader, options: Optio
     let Some(pool) = Pool::now().filter(|_| regions.iter().any(|region| large(&region))) else {
         return Ok(());
     };
-    let Ok(smaps) = std::fs::read_to_string(format!("/proc/{pid}/smaps")) else {
+    let Ok(smaps) = sys::procfs::read_text(format_args!("{pid}/smaps")) else {
         return Ok(());
     };
     let unreserved = unreserved(&smaps);

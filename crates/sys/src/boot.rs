@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 pub fn id() -> Option<&'static str> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     let id = ID.get_or_init(|| {
-        let text = crate::proc::read("/proc/sys/kernel/random/boot_id").ok()?;
+        let text = crate::procfs::read("sys/kernel/random/boot_id").ok()?;
         Some(String::from_utf8(text).ok()?.trim().to_owned())
     });
     id.as_deref()

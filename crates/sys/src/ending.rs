@@ -12,7 +12,7 @@ pub fn is_ending(pid: i32) -> bool {
     const PF_EXITING: u32 = libc::PF_EXITING as u32;
     // A leader may have ended long before the others.
     let pid = Process::living(pid).tid();
-    let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
+    let Ok(stat) = crate::procfs::read(format_args!("{pid}/stat")) else {
         return true;
     };
     let ends = |stat: Stat| matches!(stat.state, b'Z' | b'X') || stat.flags & PF_EXITING != 0;
@@ -21,11 +21,11 @@ pub fn is_ending(pid: i32) -> bool {
 
 /// The processes whose session or process group has this number, with what /proc says of them.
 pub fn members(number: i32) -> impl Iterator<Item = (i32, Stat)> {
-    let folder = File::open("/proc").ok();
+    let folder = File::open(crate::procfs::path(".")).ok();
     let pids = folder.and_then(|folder| numbers::of(&folder).ok());
     let all = pids.unwrap_or_default().into_iter();
     let all = all.filter_map(|pid| {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let stat = crate::procfs::read(format_args!("{pid}/stat")).ok()?;
         Some((pid, Stat::parse(&stat).ok()?))
     });
     all.filter(move |(_, stat)| stat.session == number || stat.pgrp == number)
@@ -41,7 +41,7 @@ pub fn is_leaving(number: i32) -> bool {
 /// Whether a `SIGKILL` is on its way to the process.
 fn is_killed(pid: i32) -> bool {
     const KILLED: u64 = 1 << (libc::SIGKILL - 1);
-    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = crate::procfs::read(format_args!("{pid}/status")).unwrap_or_default();
     Status::parse(&status)
         .is_ok_and(|status| (status.pending | status.shared_pending) & KILLED != 0)
 }

@@ -55,7 +55,7 @@ pub fn has_other_threads() -> io::Result<bool> {
 
 fn has_threads() -> io::Result<bool> {
     // A directory has a link for each directory in it and two more.
-    let threads = rustix::fs::stat("/proc/self/task")?.st_nlink - 2;
+    let threads = crate::procfs::stat("self/task")?.st_nlink - 2;
     Ok(threads != 1)
 }
 
@@ -65,7 +65,7 @@ fn others_run() -> io::Result<bool> {
     /// `PF_EXITING`, `PF_IO_WORKER` and `PF_USER_WORKER` of the kernel.
     const RUNS_NO_CODE: u32 = 0x4 | 0x10 | 0x4000;
     let own = rustix::thread::gettid().as_raw_nonzero().get();
-    let mut others = std::fs::read_dir("/proc/self/task")?.filter_map(|thread| {
+    let mut others = std::fs::read_dir(crate::procfs::path("self/task"))?.filter_map(|thread| {
         let stat = std::fs::read(thread.ok()?.path().join("stat")).ok()?;
         let stat = crate::proc::Stat::parse(&stat).ok()?;
         (stat.pid != own).then_some(stat)

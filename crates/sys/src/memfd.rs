@@ -59,7 +59,7 @@ pub fn shared_anonymous(len: usize, huge_page_bytes: Option<u64>) -> io::Result<
     let mapping = Mapping::new(len, libc::PROT_NONE, flags, -1, 0)?;
     let start = mapping.start.addr();
     let end = start + len;
-    let path = format!("/proc/self/map_files/{start:x}-{end:x}");
+    let path = crate::procfs::path(format_args!("self/map_files/{start:x}-{end:x}"));
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     Ok(file.into())
 }

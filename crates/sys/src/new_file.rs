@@ -3,7 +3,7 @@
 
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -144,7 +144,7 @@ fn lacks(error: &io::Error) -> bool {
 }
 
 fn link(fd: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<()> {
-    let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let own = crate::procfs::link(fd);
     linkat(CWD, own, CWD, path, AtFlags::SYMLINK_FOLLOW)
 }
 

@@ -114,7 +114,7 @@ pub fn scheduler_clock_ns(cpu: u32) -> io::Result<u64> {
     sched_setaffinity(None, &there)?;
     // Has the time at which this thread began to run noted anew.
     sched_yield();
-    let sched = crate::proc::read("/proc/thread-self/sched");
+    let sched = crate::procfs::read("thread-self/sched");
     sched_setaffinity(None, &all)?;
     let none = || io::Error::from_raw_os_error(libc::ENODATA);
     crate::proc::exec_start_ns(&sched?).ok_or_else(none)

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::proc::Stat;
+use crate::procfs;
 
 /// A process. All clones of a handle know the same thread that answers.
 #[derive(Clone, Debug)]
@@ -102,7 +103,7 @@ impl Process {
     /// The path of /proc/TID/`name`, of the thread that answers.
     #[must_use]
     pub fn path(&self, name: &str) -> String {
-        format!("/proc/{}/{name}", self.tid())
+        procfs::path(format_args!("{}/{name}", self.tid()))
     }
 
     /// Opens /proc/TID/`name` for reading.
@@ -153,15 +154,15 @@ const fn is_over(state: u8) -> bool {
 /// The first living thread of a process whose leader has ended.
 fn first_living(pid: i32) -> Option<i32> {
     let state = |path: String| Stat::parse(&std::fs::read(path).ok()?).ok();
-    let leader = state(format!("/proc/{pid}/stat"))?;
+    let leader = state(procfs::path(format_args!("{pid}/stat")))?;
     if !is_over(leader.state) || has_ended(&leader) {
         return None;
     }
-    let folder = File::open(format!("/proc/{pid}/task")).ok()?;
+    let folder = File::open(procfs::path(format_args!("{pid}/task"))).ok()?;
     let mut tids = crate::numbers::of(OwnedFd::from(folder)).ok()?;
     tids.sort_unstable();
     let lives = |tid: &i32| {
-        let stat = state(format!("/proc/{pid}/task/{tid}/stat"));
+        let stat = state(procfs::path(format_args!("{pid}/task/{tid}/stat")));
         stat.is_some_and(|stat| !is_over(stat.state))
     };
     tids.into_iter().find(lives)

@@ -88,7 +88,7 @@ impl Attached {
     pub fn file(&self, page_bytes: u64) -> io::Result<OwnedFd> {
         let start = self.start.addr() as u64;
         let end = start + self.bytes.next_multiple_of(page_bytes);
-        let path = format!("/proc/self/map_files/{start:x}-{end:x}");
+        let path = crate::procfs::path(format_args!("self/map_files/{start:x}-{end:x}"));
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(true)

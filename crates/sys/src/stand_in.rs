@@ -32,7 +32,7 @@ impl StandIn {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let own = openat(
             CWD,
-            "/proc/thread-self/ns/pid_for_children",
+            crate::procfs::path("thread-self/ns/pid_for_children"),
             flags,
             Mode::empty(),
         )?;
@@ -58,7 +58,7 @@ impl StandIn {
     }
 
     fn look(&self) -> io::Result<u32> {
-        let status = std::fs::read(format!("/proc/{}/status", self.pid))?;
+        let status = crate::procfs::read(format_args!("{}/status", self.pid))?;
         let status = Status::parse(&status);
         let number = status
             .ok()

@@ -176,7 +176,7 @@ impl Uffd {
     /// [`io::ErrorKind::InvalidInput`] for a descriptor that is no userfaultfd, or of which the
     /// conversation was not opened; those of reading /proc/self/fdinfo.
     pub fn enabled(&self) -> io::Result<Features> {
-        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        let path = crate::procfs::path(format_args!("self/fdinfo/{}", self.0.as_raw_fd()));
         let told = std::fs::read_to_string(path)?;
         enabled(&told).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }

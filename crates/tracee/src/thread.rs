@@ -177,7 +177,7 @@ impl Drop for Seized {
 /// Whether a thread has ended. Of a leader with other threads its tracer is not told.
 #[must_use]
 pub fn has_ended(tid: i32) -> bool {
-    let stat = std::fs::read(format!("/proc/{tid}/stat")).ok();
+    let stat = sys::procfs::read(format_args!("{tid}/stat")).ok();
     let stat = stat.and_then(|stat| sys::proc::Stat::parse(&stat).ok());
     stat.is_none_or(|stat| matches!(stat.state, b'Z' | b'X'))
 }

@@ -44,7 +44,7 @@ pub(super) fn ask(process: &Process, other: &Thread) -> Result<i32> {
 fn status(process: &Process, is_stopped: bool) -> Result<i32> {
     let pid = process.pid();
     if !is_stopped {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok();
+        let stat = sys::procfs::read(format_args!("{pid}/stat")).ok();
         let stat = stat.and_then(|text| Stat::parse(&text).ok());
         return stat.map(|stat| stat.exit_code).ok_or(Error::Gone { pid });
     }

@@ -131,12 +131,12 @@ impl Facts for ThreadFacts<'_> {
     }
 
     fn is_there(&self, session: i32) -> bool {
-        self.leader_is_known || rustix::fs::stat(format!("/proc/{session}")).is_ok()
+        self.leader_is_known || sys::procfs::has(session)
     }
 
     fn has_thread(&self, tid: i32) -> bool {
         let pid = self.pid();
-        let is_thread = || rustix::fs::stat(format!("/proc/{pid}/task/{tid}")).is_ok();
+        let is_thread = || sys::procfs::has(format_args!("{pid}/task/{tid}"));
         tid == self.asked || tid != pid && is_thread()
     }
 
@@ -154,7 +154,7 @@ impl Facts for ThreadFacts<'_> {
 impl ThreadFacts<'_> {
     /// Whether the leader, which has ended, had seccomp filters.
     fn leader_is_filtered(&self) -> bool {
-        let status = std::fs::read(format!("/proc/{}/status", self.pid()));
+        let status = sys::procfs::read(format_args!("{}/status", self.pid()));
         let status = status.ok().and_then(|text| Status::parse(&text).ok());
         status.is_some_and(|status| status.seccomp != 0)
     }

@@ -124,7 +124,7 @@ fn own_namespaces() -> Result<HashMap<&'static str, u64>> {
         .iter()
         .filter(|name| !name.ends_with(FOR_CHILDREN));
     for name in own {
-        match namespace(CWD, &format!("/proc/self/ns/{name}")) {
+        match namespace(CWD, &sys::procfs::path(format_args!("self/ns/{name}"))) {
             Ok(inode) => {
                 inodes.insert(*name, inode);
             }

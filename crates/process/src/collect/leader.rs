@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// What /proc/PID/status says of the leader itself.
 pub(super) fn status(task: &Task) -> Result<Status> {
     let pid = task.pid();
-    let text = std::fs::read(format!("/proc/{pid}/status"));
+    let text = sys::procfs::read(format_args!("{pid}/status"));
     let text = text.map_err(|_| Error::Gone { pid })?;
     let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
     let status = Status::parse(&text);

@@ -210,7 +210,7 @@ fn is_list_of(listed: &[Listed], plain: &[Listed]) -> bool {
 
 fn open(pid: i32) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+    let opened = openat(CWD, sys::procfs::path(pid), flags, Mode::empty());
     opened.map_err(|_| Error::Gone { pid })
 }
 

@@ -38,7 +38,8 @@ fn used_by(found: &[Found]) -> Vec<PathBuf> {
     let names = open.chain(mapped).filter(|name| name.starts_with(b"/"));
     let names = names.map(|name| path(name));
     let links = found.iter().flat_map(|one| {
-        let of = ["cwd", "root", "exe"].map(|name| format!("/proc/{}/{name}", one.node.pid));
+        let of = ["cwd", "root", "exe"]
+            .map(|name| sys::procfs::path(format_args!("{}/{name}", one.node.pid)));
         of.into_iter()
             .filter_map(|link| std::fs::read_link(link).ok())
     });

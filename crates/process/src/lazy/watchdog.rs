@@ -199,9 +199,7 @@ pub(super) fn end(tasks: &[Task], gone: &dyn Fn() -> bool) {
 
 /// The processes that descend from `roots`, each with when it was started.
 fn descendants(roots: &[i32]) -> Vec<(i32, u64)> {
-    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let stats = pids.filter_map(|pid| Some((pid, stat_of(pid)?)));
+    let stats = sys::procfs::processes().filter_map(|pid| Some((pid, stat_of(pid)?)));
     let stats = stats.collect::<BTreeMap<_, _>>();
     let descends = |pid: i32| {
         let parent = |pid: &i32| stats.get(pid).map(|stat| stat.ppid);

@@ -95,7 +95,7 @@ impl<'a> Loaded<'a> {
     fn wait_ended(&self) -> Result<()> {
         let began = Instant::now();
         for (pid, tid) in &self.built.plan.ended {
-            let path = format!("/proc/{pid}/task/{tid}");
+            let path = sys::procfs::path(format_args!("{pid}/task/{tid}"));
             while std::path::Path::new(&path).exists() {
                 if began.elapsed() > ENDING_MAX {
                     let doing = format!("thread {tid} of {pid} does not end");
@@ -176,7 +176,7 @@ impl<'a> Loaded<'a> {
         self.check()?;
         for staying in &self.built.plan.threads {
             let Staying { pid, tid, .. } = *staying;
-            let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat"));
+            let stat = sys::procfs::read(format_args!("{pid}/task/{tid}/stat"));
             let stat = stat
                 .ok()
                 .and_then(|stat| sys::proc::Stat::parse(&stat).ok());
@@ -189,7 +189,7 @@ impl<'a> Loaded<'a> {
                 _ => {}
             }
         }
-        if !std::path::Path::new(&format!("/proc/{}", self.root)).exists() {
+        if !sys::procfs::has(self.root) {
             return Err(Error::Died {
                 pid: self.root,
                 how: "unknown".to_owned(),

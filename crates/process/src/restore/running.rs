@@ -74,7 +74,7 @@ impl<'a> Running<'a> {
             written.map_err(|e| Error::kernel(doing(), e))?;
         }
         for (tid, write) in &self.built.plan.writes {
-            let path = format!("/proc/{tid}/{}", write.file);
+            let path = sys::procfs::path(format_args!("{tid}/{}", write.file));
             let written = std::fs::write(&path, &write.text);
             written.map_err(|e| Error::kernel(format!("cannot write {path}"), e))?;
         }

@@ -170,7 +170,7 @@ fn bit(signal: i32) -> u64 {
 
 fn status(pid: i32) -> Result<Status> {
     let failed = |e| Error::kernel(format!("cannot read /proc/{pid}/status"), e);
-    let text = std::fs::read(format!("/proc/{pid}/status")).map_err(failed)?;
+    let text = sys::procfs::read(format_args!("{pid}/status")).map_err(failed)?;
     let unclear = |e| std::io::Error::new(std::io::ErrorKind::InvalidData, e);
     Status::parse(&text).map_err(|e| failed(unclear(e)))
 }

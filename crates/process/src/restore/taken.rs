@@ -97,7 +97,7 @@ fn holder(pid: i32) -> Option<(Holder, bool)> {
 
 fn process(pid: i32, stat: &Stat) -> Holder {
     let name = String::from_utf8_lossy(&stat.comm).into_owned();
-    let status = std::fs::read(format!("/proc/{pid}/status"));
+    let status = sys::procfs::read(format_args!("{pid}/status"));
     let status = status
         .ok()
         .and_then(|text| sys::proc::Status::parse(&text).ok());

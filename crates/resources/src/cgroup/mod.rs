@@ -222,12 +222,11 @@ impl Membership {
         if let Some(own) = OWN.get() {
             return Ok(own.clone());
         }
-        let path = "/proc/self/cgroup";
-        let own = match sys::proc::read(path) {
+        let own = match sys::procfs::read("self/cgroup") {
             Ok(text) => Self::parse(&text),
             // A kernel without control groups.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::default(),
-            Err(error) => return Err(Error::kernel(format!("read {path}"), error)),
+            Err(error) => return Err(Error::kernel("read /proc/self/cgroup", error)),
         };
         Ok(OWN.get_or_init(|| own).clone())
     }

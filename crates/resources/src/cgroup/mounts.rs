@@ -31,9 +31,8 @@ impl Mounts {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn read() -> Result<Self> {
-        let path = "/proc/self/mountinfo";
-        let text = std::fs::read(path);
-        let text = text.map_err(|error| Error::kernel(format!("read {path}"), error))?;
+        let text = sys::procfs::read("self/mountinfo");
+        let text = text.map_err(|error| Error::kernel("read /proc/self/mountinfo", error))?;
         let lines = text.split(|byte| *byte == b'\n');
         Ok(Self(lines.filter_map(parse).collect()))
     }

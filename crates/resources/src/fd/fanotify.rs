@@ -140,7 +140,7 @@ fn group(line: &str) -> Option<(u32, u32)> {
 
 /// Where the mount with this number is, if nothing is mounted over it.
 fn mount_point(number: u64) -> Option<PathBuf> {
-    let text = std::fs::read("/proc/self/mountinfo").ok()?;
+    let text = sys::procfs::read("self/mountinfo").ok()?;
     let mut lines = text.split(|byte| *byte == b'\n');
     let prefix = format!("{number} ");
     let line = lines.find(|line| line.starts_with(prefix.as_bytes()))?;

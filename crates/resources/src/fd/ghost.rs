@@ -12,7 +12,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -209,7 +209,7 @@ impl Ghost {
             self.fill(&file, cx, &doing("fill"))?;
         }
         drop(file);
-        let at = format!("/proc/self/fd/{}", holder.as_raw_fd());
+        let at = sys::procfs::link(&holder);
         let owner = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         rustix::fs::chownat(CWD, &at, Some(owner.0), Some(owner.1), AtFlags::empty())
             .map_err(kernel("own"))?;

@@ -130,7 +130,7 @@ fn all(
 /// them hides one that comes later in the list.
 #[must_use]
 pub fn holders() -> Option<HashSet<i32>> {
-    let file = std::fs::File::open("/proc/locks").ok()?;
+    let file = std::fs::File::open(sys::procfs::path("locks")).ok()?;
     let text = one_piece(&file).ok()??;
     let text = String::from_utf8(text).ok()?;
     Some(text.lines().filter_map(holder).collect())

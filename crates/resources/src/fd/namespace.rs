@@ -72,7 +72,7 @@ fn kind_of(open: &Open<'_>) -> Result<Option<&'static str>> {
 fn device() -> Option<u64> {
     static DEVICE: OnceLock<Option<u64>> = OnceLock::new();
     *DEVICE.get_or_init(|| {
-        let own = rustix::fs::stat("/proc/self/ns/mnt").ok()?;
+        let own = sys::procfs::stat("self/ns/mnt").ok()?;
         Some(own.st_dev)
     })
 }
@@ -97,7 +97,7 @@ impl Kind for Namespace {
     fn dump(open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Record> {
         let kind = kind_of(open)?;
         let kind = kind.ok_or_else(|| open.unsupported("its kind is not known", None))?;
-        let here = is(open, format!("/proc/self/ns/{kind}"));
+        let here = is(open, sys::procfs::path(format_args!("self/ns/{kind}")));
         let own = match kind {
             TIME => is(open, open.process.path(&format!("ns/{kind}"))),
             _ => here,
@@ -148,7 +148,7 @@ impl Kind for Namespace {
         if record.is_late() {
             return late::placeholder();
         }
-        let here = format!("/proc/self/ns/{}", record.kind);
+        let here = sys::procfs::path(format_args!("self/ns/{}", record.kind));
         let path = match record.path.as_slice() {
             [] => here.as_bytes(),
             path => path,

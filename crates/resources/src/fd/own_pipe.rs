@@ -25,7 +25,7 @@ pub(super) fn find(inode: u64) -> Result<Option<OwnedFd>> {
     let Some(pipe) = given.iter().find(|pipe| pipe.inode == inode) else {
         return Ok(None);
     };
-    let path = format!("/proc/self/fd/{}", pipe.number);
+    let path = sys::procfs::path(format_args!("self/fd/{}", pipe.number));
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let own = openat(CWD, &path, flags, Mode::empty()).map_err(failed)?;
     // The number may have been given up since it was looked at.
@@ -62,10 +62,10 @@ fn given() -> Result<Vec<Given>> {
 /// that it was started with do not.
 fn look() -> Result<Vec<Given>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = openat(CWD, "/proc/self/fd", flags, Mode::empty()).map_err(failed)?;
+    let folder = openat(CWD, sys::procfs::path("self/fd"), flags, Mode::empty()).map_err(failed)?;
     let mut given = Vec::new();
     for number in sys::numbers::of(&folder).map_err(failed)? {
-        let path = format!("/proc/self/fd/{number}");
+        let path = sys::procfs::path(format_args!("self/fd/{number}"));
         let Ok(stat) = rustix::fs::stat(&path) else {
             continue;
         };
@@ -87,7 +87,7 @@ fn failed(error: rustix::io::Errno) -> Error {
 
 /// True if a descriptor of this process closes on exec.
 fn closes(number: i32) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
+    let text = sys::procfs::read_text(format_args!("self/fdinfo/{number}"));
     let info = text.ok().and_then(|text| Info::parse(&text));
     info.is_none_or(|(_, closes)| closes)
 }

@@ -88,7 +88,7 @@ impl Record {
 
 /// The child that a pidfd is about; none where it was waited for.
 fn child_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
-    let path = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
+    let path = sys::procfs::path(format_args!("self/fdinfo/{}", pidfd.as_raw_fd()));
     let text = std::fs::read_to_string(path).ok()?;
     let (info, _) = Info::parse(&text)?;
     Pid::from_raw(info.field("Pid")?.parse().ok().filter(|pid| *pid > 0)?)

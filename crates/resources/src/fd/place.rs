@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -323,7 +323,7 @@ fn remap(open: &Open<'_>, path: &[u8], cx: &mut dyn DumpContext) -> Result<Vec<u
         return Err(open.unsupported(why, Some("--link-remap")));
     }
     let own = open.own()?;
-    let source = format!("/proc/self/fd/{}", own.as_raw_fd());
+    let source = sys::procfs::link(own);
     let folder = folder_above(Path::new(OsStr::from_bytes(path)));
     for number in 1u32.. {
         let link = folder.join(format!("{LINK_NAME}{number}"));

@@ -120,7 +120,7 @@ impl Queue {
         let mut result = rustix::pipe::fcntl_setpipe_size(to, bytes);
         if result == Err(Errno::PERM) {
             // Larger than this host lets us have: as large as it does, if the data fits.
-            let limit = std::fs::read_to_string("/proc/sys/fs/pipe-max-size");
+            let limit = sys::procfs::read_text("sys/fs/pipe-max-size");
             let limit = limit.ok().and_then(|text| text.trim().parse().ok());
             log::warn!("{place}: capacity {bytes} is above fs.pipe-max-size ({limit:?})");
             bytes = limit.unwrap_or(DEFAULT_BYTES as usize).min(bytes);

@@ -172,7 +172,7 @@ fn remote(nature: Nature, inode: u32) -> std::io::Result<Vec<u8>> {
         (_, inet::AF_INET) => "icmp",
         _ => "icmp6",
     };
-    let table = std::fs::read_to_string(format!("/proc/thread-self/net/{table}"))?;
+    let table = sys::procfs::read_text(format_args!("thread-self/net/{table}"))?;
     let lines = table.lines().skip(1).map(str::split_ascii_whitespace);
     let mut lines = lines.map(Iterator::collect::<Vec<_>>);
     let inode = inode.to_string();

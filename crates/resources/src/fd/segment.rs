@@ -191,10 +191,10 @@ impl Drop for Made {
 struct Next(File);
 
 impl Next {
-    const PATH: &str = "/proc/sys/kernel/shm_next_id";
-
     fn lock() -> std::io::Result<Self> {
-        let file = File::options().write(true).open(Self::PATH)?;
+        let file = File::options()
+            .write(true)
+            .open(sys::procfs::path("sys/kernel/shm_next_id"))?;
         rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
         Ok(Self(file))
     }

@@ -1,6 +1,6 @@
 //! Access modes and status flags of descriptions that are opened again.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -72,7 +72,7 @@ pub(crate) fn set_rest(fd: impl AsFd, flags: OFlags) -> Result<()> {
 /// # Errors
 /// [`Error::Kernel`].
 pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let path = sys::procfs::link(fd);
     // The link in /proc would be what O_NOFOLLOW refuses.
     let flags = flags.difference(OFlags::NOFOLLOW) | OFlags::CLOEXEC | OFlags::NOCTTY;
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| {

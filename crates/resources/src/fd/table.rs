@@ -131,7 +131,10 @@ pub fn info(
     let text = text.map_err(|error| failed(pid, &name, error))?;
     Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
         let text = String::from_utf8_lossy(text);
-        Error::corrupt(format!("/proc/{pid}/{name}"), format!("says {text:?}"))
+        Error::corrupt(
+            sys::procfs::path(format_args!("{pid}/{name}")),
+            format!("says {text:?}"),
+        )
     })
 }
 
@@ -193,13 +196,17 @@ fn failed(pid: i32, what: &str, error: Errno) -> Error {
 pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
     let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
     let failed = |error: Errno| Error::kernel(format!("look at our fd {number}"), error);
-    let path = format!("/proc/self/fd/{number}");
+    let path = sys::procfs::path(format_args!("self/fd/{number}"));
     let link = rustix::fs::readlink(&path, Vec::new()).map_err(failed)?;
     let stat = rustix::fs::fstat(fd).map_err(failed)?;
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
+    let text = sys::procfs::read_text(format_args!("self/fdinfo/{number}"));
     let text = text.map_err(|error| Error::kernel(format!("look at our fd {number}"), error))?;
-    let (info, cloexec) = Info::parse(&text)
-        .ok_or_else(|| Error::corrupt(format!("/proc/self/fdinfo/{number}"), text))?;
+    let (info, cloexec) = Info::parse(&text).ok_or_else(|| {
+        Error::corrupt(
+            sys::procfs::path(format_args!("self/fdinfo/{number}")),
+            text,
+        )
+    })?;
     Ok(Row {
         fd: number,
         cloexec,

@@ -140,7 +140,7 @@ fn wait_until_due(open: &Open<'_>) -> Result<()> {
 
 /// The state in fdinfo now; `None` if it is not understood.
 fn read_again(open: &Open<'_>) -> Result<Option<Record>> {
-    let path = format!("/proc/self/fdinfo/{}", open.own()?.as_raw_fd());
+    let path = sys::procfs::path(format_args!("self/fdinfo/{}", open.own()?.as_raw_fd()));
     let text = std::fs::read_to_string(&path);
     let text = text.map_err(|error| Error::kernel(format!("read {path}"), error))?;
     let info = Info::parse(&text).map(|(info, _)| info);

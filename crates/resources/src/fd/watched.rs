@@ -295,7 +295,7 @@ fn batch(
     if watches.is_empty() {
         return (Vec::new(), true);
     }
-    let info = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", own.as_raw_fd()));
+    let info = sys::procfs::read_text(format_args!("thread-self/fdinfo/{}", own.as_raw_fd()));
     let info = info.ok().and_then(|text| Info::parse(&text));
     let Some((info, _)) = info else {
         return (Vec::new(), is_last);
@@ -346,7 +346,7 @@ fn opened(any: &OwnedFd, inode: &Inode) -> Option<PathBuf> {
 }
 
 pub(super) fn link(file: BorrowedFd<'_>) -> String {
-    format!("/proc/thread-self/fd/{}", file.as_raw_fd())
+    sys::procfs::link(file)
 }
 
 fn leads_to(path: &Path, wanted: &Stat) -> bool {
@@ -363,7 +363,7 @@ pub(super) fn open_paths(known: &[Open<'_>]) -> Vec<PathBuf> {
 
 /// Everything that is mounted here.
 pub(super) fn mounts() -> Result<Vec<Mount>> {
-    let text = std::fs::read("/proc/self/mountinfo")
+    let text = sys::procfs::read("self/mountinfo")
         .map_err(|error| Error::kernel("read /proc/self/mountinfo", error))?;
     let lines = text.split(|byte| *byte == b'\n');
     Ok(lines.filter_map(mount).collect())

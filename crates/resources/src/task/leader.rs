@@ -60,7 +60,7 @@ pub fn parts<'a>(
     }
     if let Some(payload) = living(Scheduling.tag()) {
         let asked: scheduling::Record = decode(Scheduling.name(), payload)?;
-        let slack_ns = std::fs::read_to_string(format!("/proc/{}/timerslack_ns", stat.pid));
+        let slack_ns = sys::procfs::read_text(format_args!("{}/timerslack_ns", stat.pid));
         let slack_ns = slack_ns.ok().and_then(|text| text.trim().parse().ok());
         let own = asked.of_ended(stat, status, slack_ns);
         parts.push((Scheduling.tag(), own.encode_to_vec()));

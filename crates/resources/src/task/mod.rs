@@ -111,12 +111,12 @@ pub trait Facts {
     }
     /// Whether the leader of the thread's session, process `session`, is there.
     fn is_there(&self, session: i32) -> bool {
-        rustix::fs::stat(format!("/proc/{session}")).is_ok()
+        sys::procfs::has(session)
     }
     /// Whether thread `tid` of the process is there.
     fn has_thread(&self, tid: i32) -> bool {
         let pid = self.pid();
-        tid == pid || rustix::fs::stat(format!("/proc/{pid}/task/{tid}")).is_ok()
+        tid == pid || sys::procfs::has(format_args!("{pid}/task/{tid}"))
     }
     /// Copies of the pending signals' `siginfo_t`, oldest first (`PTRACE_PEEKSIGINFO`); `shared`:
     /// those of the process. Asked only when a status says that there are some.

@@ -128,7 +128,7 @@ impl Owner {
     /// # Errors
     /// [`Error::Unsupported`] where it has, and another one has its number.
     fn has_ended(self, facts: &dyn Facts) -> Result<bool> {
-        let is_there = |number| rustix::fs::stat(format!("/proc/{number}")).is_ok();
+        let is_there = |number| sys::procfs::has(number);
         match self {
             Self::Thread(tid) if facts.has_thread(tid) || tid == facts.pid() => Ok(false),
             Self::Thread(tid) if is_there(tid) => {

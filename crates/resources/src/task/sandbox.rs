@@ -47,7 +47,7 @@ fn label_of(text: &[u8]) -> Vec<u8> {
 pub(crate) fn own_label() -> Option<&'static [u8]> {
     static OWN: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
-        let text = std::fs::read("/proc/thread-self/attr/current").ok()?;
+        let text = sys::procfs::read("thread-self/attr/current").ok()?;
         Some(label_of(&text)).filter(|label| !label.is_empty())
     });
     own.as_deref()

@@ -2,6 +2,8 @@
 //!
 //! - In `freeze` and `process`, which drive and know no resource by name: lines of code with the
 //!   tag of one's record (`tags::`), or with the name of a kind's module.
+//! - In crates whose code may run in another world (`sys::world`): literals that begin with /proc,
+//!   which is somebody else's there. Calls that a task makes for itself may have one.
 //! - Circles of imports inside a crate.
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,11 @@ const DRIVERS: &[&str] = &["freeze", "process"];
 /// Lines of [`DRIVERS`] that name a tag.
 const TAGS: usize = 18;
 /// Lines of [`DRIVERS`] that name the module of a kind.
-const KINDS: usize = 86;
+const KINDS: usize = 85;
+/// The crates of which code may run in another world.
+const TRAVELLERS: &[&str] = &["freeze", "memory", "process", "resources", "tracee"];
+/// Lines of [`TRAVELLERS`] with a literal that begins with /proc.
+const PROCFS: usize = 6;
 /// Files that are in a circle of imports, a circle counted once, by crate; other crates have none.
 const CIRCLES: &[(&str, usize)] = &[
     ("bench", 20),
@@ -55,6 +61,12 @@ pub fn check(files: &[(PathBuf, String)], kinds: &[String]) -> Vec<Violation> {
         numbers.dedup();
         named.extend(at(numbers));
     }
+    let in_proc = files
+        .iter()
+        .filter(|(path, _)| TRAVELLERS.contains(&crate_name(path)))
+        .map(|(path, text)| procfs_literals(path, text));
+    let what = "lines with a literal of /proc";
+    broken.extend(compare(what, PROCFS, in_proc.sum()));
     broken.extend(compare("lines that name a tag", TAGS, tags.len()));
     broken.extend(compare(
         "lines that name a kind's module",
@@ -74,6 +86,21 @@ pub fn check(files: &[(PathBuf, String)], kinds: &[String]) -> Vec<Violation> {
         }
     }
     broken
+}
+
+/// Counts lines of code with a literal that begins with /proc.
+fn procfs_literals(path: &Path, text: &str) -> usize {
+    let of_tests = ["testing.rs", "tests.rs", "tests"];
+    if path
+        .iter()
+        .any(|part| of_tests.iter().any(|name| part == *name))
+    {
+        return 0;
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let code = lines[..code_lines(path, &lines)].iter();
+    let code = code.filter(|line| !line.trim_start().starts_with("//"));
+    code.filter(|line| line.contains("\"/proc")).count()
 }
 
 /// Compares what was counted with its ceiling.
@@ -98,6 +125,17 @@ mod tests {
         assert_eq!(
             rule(2).as_deref(),
             Some("2 lines: the ceiling, 3, is to sink")
+        );
+    }
+
+    #[test]
+    fn literals_of_proc_in_code_are_counted() {
+        let text = "// \"/proc/x\"\nfn f() {\n    read(\"/proc/self/maps\");\n}\n\
+                    #[cfg(test)]\nmod tests {\n\
+                    const A: &str = \"/proc\";\n}\n";
+        assert_eq!(
+            procfs_literals(Path::new("crates/process/src/a.rs"), text),
+            1
         );
     }
 

@@ -143,7 +143,7 @@ fn is_mapped(open: &Open<'_>, cx: &dyn DumpContext) -> bool {
         .map(|(pid, _)| *pid)
         .chain([open.process.pid()]);
     holders.any(|pid| {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let maps = sys::procfs::read_text(format_args!("{pid}/maps")).unwrap_or_default();
         maps.lines()
             .any(|line| line.ends_with("anon_inode:bpf-map"))
     })

@@ -92,7 +92,7 @@ fn mappings(process: &Process) -> Result<Vec<Listed>> {
 /// Where a program may have mappings.
 fn all_addresses() -> Span {
     const TOP: Addr = Addr(0x7fff_ffff_f000);
-    let lowest = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr");
+    let lowest = sys::procfs::read_text("sys/vm/mmap_min_addr");
     let lowest = lowest.ok().and_then(|text| text.trim().parse().ok());
     Span {
         start: Addr(lowest.unwrap_or(0).max(PAGE_BYTES)),

@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -252,7 +252,7 @@ impl<F: Fn(i32) -> bool> Exclusion<F> {
         let Some(pid) = others(queue, self.in_tree)? else {
             return Ok(Ok(()));
         };
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = sys::procfs::read_text(format_args!("{pid}/comm")).unwrap_or_default();
         let name = name.trim_end().escape_debug().to_string();
         let what = (self.refused)(pid, &name);
         Ok(Err(Error::Mismatch { what }))
@@ -291,7 +291,7 @@ fn look_up(
 
 /// Has whoever opens the queue wait as long as it lives.
 fn guard(queue: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", queue.as_raw_fd());
+    let path = sys::procfs::link(queue);
     let path = CString::new(path).expect("a number has no NUL");
     let group = fanotify::init(fanotify::CLASS_CONTENT | fanotify::NONBLOCK, 0)?;
     fanotify::mark(&group, fanotify::ADD, fanotify::OPEN_ASKED, &path)?;
@@ -304,19 +304,18 @@ fn others(queue: BorrowedFd<'_>, in_tree: impl Fn(i32) -> bool) -> io::Result<Op
     let entries = |path: &str| std::fs::read_dir(path).into_iter().flatten().flatten();
     let me = std::process::id();
     let is_ours = |pid: i32| {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok();
+        let stat = sys::procfs::read(format_args!("{pid}/stat")).ok();
         let stat = stat.and_then(|stat| sys::proc::Stat::parse(&stat).ok());
         pid.cast_unsigned() == me || stat.is_some_and(|stat| stat.ppid.cast_unsigned() == me)
     };
     let has_it = |pid: &i32| {
-        let mut files = entries(&format!("/proc/{pid}/fd"));
+        let mut files = entries(&sys::procfs::path(format_args!("{pid}/fd")));
         files.any(|file| {
             let stat = rustix::fs::stat(file.path());
             stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino))
         })
     };
-    let pids = entries("/proc").filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut others = pids.filter(|pid| !in_tree(*pid) && !is_ours(*pid));
+    let mut others = sys::procfs::processes().filter(|pid| !in_tree(*pid) && !is_ours(*pid));
     Ok(others.find(has_it))
 }
 

@@ -192,7 +192,7 @@ fn refuse_router(open: &Open<'_>, nature: Nature) -> Result<()> {
         (SOCK_RAW, IPPROTO_ICMPV6) if nature.family == AF_INET6 => "ipv6",
         _ => return Ok(()),
     };
-    let path = format!("/proc/sys/net/{family}/conf/all/mc_forwarding");
+    let path = sys::procfs::path(format_args!("sys/net/{family}/conf/all/mc_forwarding"));
     let forwards = std::fs::read_to_string(path).unwrap_or_default();
     if ["", "0"].contains(&forwards.trim()) {
         return Ok(());
@@ -210,7 +210,7 @@ fn refuse_label(open: &Open<'_>, nature: Nature) -> Result<()> {
     let mut request = [0; REQUEST_BYTES];
     let told = sys::socket::ask_option(open.own()?, SOL_IPV6, IPV6_FLOWLABEL_MGR, &mut request);
     // Where labels of others are reflected, each connection tells of one.
-    let reflects = || std::fs::read_to_string("/proc/sys/net/ipv6/flowlabel_reflect");
+    let reflects = || sys::procfs::read_text("sys/net/ipv6/flowlabel_reflect");
     if told.is_err() || reflects().is_ok_and(|text| text.trim() != "0") {
         return Ok(());
     }

@@ -140,15 +140,14 @@ pub fn owner(inode: u32) -> String {
     let wanted = format!("socket:[{inode}]");
     let entries = |path: &str| std::fs::read_dir(path).into_iter().flatten().flatten();
     let has_it = |pid: &i32| {
-        let links = entries(&format!("/proc/{pid}/fd"));
+        let links = entries(&sys::procfs::path(format_args!("{pid}/fd")));
         let mut links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
         links.any(|link| link.as_os_str() == wanted.as_str())
     };
-    let pids = entries("/proc").filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.into_iter()
+    sys::procfs::processes()
         .find(has_it)
         .map_or_else(String::new, |pid| {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let name = sys::procfs::read_text(format_args!("{pid}/comm")).unwrap_or_default();
             format!(", pid {pid} ({})", name.trim_end().escape_debug())
         })
 }

@@ -67,7 +67,7 @@ fn known_groups() -> Vec<Group> {
     let mut groups = Vec::new();
     // "1 lo : 1 V3", then a line for each group: "\t\t\t010000E0 1 0:00000000 0".
     let mut interface = 0;
-    let table = std::fs::read_to_string("/proc/thread-self/net/igmp").unwrap_or_default();
+    let table = sys::procfs::read_text("thread-self/net/igmp").unwrap_or_default();
     for line in table.lines().skip(1) {
         let mut words = line.split_whitespace();
         let first = words.next().unwrap_or_default();
@@ -79,7 +79,7 @@ fn known_groups() -> Vec<Group> {
         }
     }
     // "1    lo              ff020000000000000000000000000001     1 0000000C 0"
-    let table = std::fs::read_to_string("/proc/thread-self/net/igmp6").unwrap_or_default();
+    let table = sys::procfs::read_text("thread-self/net/igmp6").unwrap_or_default();
     for line in table.lines() {
         let words: Vec<_> = line.split_whitespace().collect();
         let address = words

@@ -216,7 +216,7 @@ fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Option<Queue>> {
     let told = |error| Error::kernel(format!("read {}", open.place()), error);
     let here = |network: std::io::Result<OwnedFd>| -> Result<bool> {
         let there = rustix::fs::fstat(network.map_err(told)?);
-        let here = rustix::fs::stat("/proc/thread-self/ns/net");
+        let here = sys::procfs::stat("thread-self/ns/net");
         let (there, here) = (
             there.map_err(|e| told(e.into()))?,
             here.map_err(|e| told(e.into()))?,

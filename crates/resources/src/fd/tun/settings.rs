@@ -1,7 +1,7 @@
 //! An interface's settings in /proc/sys/net/ipv4/conf and /proc/sys/net/ipv6/conf.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// How IPv6 makes an address of its own: it is set at last, as one is made at once.
 const LAST: &str = "addr_gen_mode";
@@ -37,10 +37,9 @@ impl Value {
 
 fn folder(interface: &str, is_six: bool) -> PathBuf {
     let family = if is_six { "ipv6" } else { "ipv4" };
-    Path::new("/proc/sys/net")
-        .join(family)
-        .join("conf")
-        .join(interface)
+    PathBuf::from(sys::procfs::path(format_args!(
+        "sys/net/{family}/conf/{interface}"
+    )))
 }
 
 /// All settings of an interface; those that cannot be read have no value.

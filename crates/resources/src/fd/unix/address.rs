@@ -7,7 +7,7 @@
 //! directory of its own, since several may have the same name.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -543,7 +543,7 @@ fn file_of(own: BorrowedFd<'_>) -> Result<Option<(Stat, PathBuf)>> {
     if stat.st_nlink == 0 {
         return Ok(None);
     }
-    let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let link = sys::procfs::link(file);
     let path = rustix::fs::readlink(link, Vec::new()).map_err(|error| failed(error.into()))?;
     let path = names::unmarked(path.as_bytes(), &stat);
     Ok(Some((stat, path)))

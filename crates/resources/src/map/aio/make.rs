@@ -53,7 +53,7 @@ pub fn without_size(contexts: &[Context], mappings: &[Mapping]) -> Result<Option
 /// [`Error::Kernel`].
 pub fn allowed() -> Result<u64> {
     let number = |name: &str| {
-        let path = format!("/proc/sys/fs/{name}");
+        let path = sys::procfs::path(format_args!("sys/fs/{name}"));
         let failed = |error| Error::kernel(format!("cannot read {path}"), error);
         let text = std::fs::read_to_string(&path).map_err(failed)?;
         Ok::<u64, Error>(text.trim().parse().unwrap_or(u64::MAX))

@@ -33,9 +33,9 @@ impl Host {
     /// # Errors
     /// [`Error::Kernel`]; [`Error::Mismatch`] when there is none, or none as kernels make them.
     pub fn probe() -> Result<Self> {
-        const MAPS: &str = "/proc/self/maps";
         let own = sys::vdso::own().ok_or_else(|| missing("there is none"))?;
-        let text = std::fs::read(MAPS).map_err(|e| Error::kernel(format!("read {MAPS}"), e))?;
+        let text = sys::procfs::read("self/maps");
+        let text = text.map_err(|e| Error::kernel("read /proc/self/maps", e))?;
         Self::of(own, &text)
     }
 
