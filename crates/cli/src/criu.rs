@@ -516,6 +516,10 @@ pub static FLAGS: &[Flag] = &[
         .usual("5000")
         .help("For how long the volume of --with-volume may be frozen at a time; it is thawed then \
             in any case"),
+    flag("new-pid-ns", Bare, [Misplaced, Taken, Misplaced]).own()
+        .on(|o| o.restore.new_pid_ns = true)
+        .help("Give the tree a pid namespace of its own, in which its tasks get their numbers \
+            whoever has them outside, and a /proc of that namespace"),
     flag("no-timens", Bare, [Misplaced, Taken, Misplaced]).own()
         .on(|o| o.restore.timens = false)
         .help("Leave monotonic clocks as this host has them, instead of going on from where they \

@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
+use process::report::Unobserved;
 use process::{Afterwards, DumpKind, DumpReport};
 use serde_json::{Value, json};
 use volume::Dumped;
 
 use crate::exit::{Failure, Status};
+use crate::joined::{Worker, join};
 use crate::options::Options;
 use crate::watch::Watch;
 use crate::with_volume::{self, Saving};
@@ -33,15 +35,32 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
         return try_out(options, started);
     }
     let mut session = options.start("dump", true, idle, started)?;
-    let wanted = options.to_dump(kind, &session.images_dir);
+    let mut wanted = options.to_dump(kind, &session.images_dir);
     let beside = with_volume::open(options, &session)?;
     let mut saving = Saving::new(Watch::new(&session), beside.as_ref());
-    let report = process::dump(&wanted, &mut saving).map_err(|source| Failure::Engine {
-        doing: "dump",
-        source: Box::new(source),
-    })?;
+    let mut inside = match join(&mut wanted, "dump", &mut saving)? {
+        Worker::Here => None,
+        Worker::Inside(_) if beside.is_some() => {
+            return Err(engine(process::Error::Unfit(
+                "--with-volume goes with no tree in a pid namespace of its own".to_owned(),
+            )));
+        }
+        Worker::Inside(inside) => Some(inside),
+        Worker::Other(status) => {
+            saving.done();
+            session.ready();
+            return Ok(status);
+        }
+    };
+    let report = match &mut inside {
+        None => process::dump(&wanted, &mut saving),
+        Some(inside) => process::dump(&wanted, inside),
+    };
+    let report = report.map_err(engine)?;
     let volume = saving.done();
-    session.ready();
+    if inside.is_none() {
+        session.ready();
+    }
     log::info!(
         "dumped {} tasks in {} us",
         report.statistics.tasks,
@@ -62,6 +81,13 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
     Ok(Status::Done)
 }
 
+fn engine(source: process::Error) -> Failure {
+    Failure::Engine {
+        doing: "dump",
+        source: Box::new(source),
+    }
+}
+
 /// Says what is in the way of a dump; nothing is saved, and no file made but the log where one
 /// is asked for.
 fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
@@ -70,11 +96,11 @@ fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
         return Err(Failure::Usage(what.to_owned()));
     }
     options.start_without_images(started)?;
-    let wanted = options.to_dump(options.dump.kind, &options.images_dir);
-    let report = process::dry_run(&wanted).map_err(|source| Failure::Engine {
-        doing: "dump",
-        source: Box::new(source),
-    })?;
+    let mut wanted = options.to_dump(options.dump.kind, &options.images_dir);
+    if let Worker::Other(status) = join(&mut wanted, "dump", &mut Unobserved)? {
+        return Ok(status);
+    }
+    let report = process::dry_run(&wanted).map_err(engine)?;
     let json = json!({"dump": {
         "dry_run": true,
         "obstacles": [],

@@ -32,6 +32,20 @@ pub enum Status {
 }
 
 impl Status {
+    /// The status with this number.
+    pub fn of_number(number: i32) -> Option<Self> {
+        let all = [
+            Self::Done,
+            Self::Failed,
+            Self::Usage,
+            Self::Unsupported,
+            Self::Gone,
+            Self::Corrupt,
+            Self::Store,
+        ];
+        all.into_iter().find(|status| *status as i32 == number)
+    }
+
     /// Returns the name of the status in JSON.
     pub fn name(self) -> &'static str {
         match self {

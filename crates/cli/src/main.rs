@@ -19,6 +19,7 @@ mod exit;
 mod export;
 mod generate;
 mod import;
+mod joined;
 mod kind;
 mod lazy_pages;
 mod logfile;

@@ -6,6 +6,7 @@ use process::{DumpKind, DumpReport};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Status};
+use crate::joined::{Worker, join};
 use crate::options::Options;
 use crate::statistics;
 use crate::watch::Watch;
@@ -16,14 +17,29 @@ use crate::watch::Watch;
 /// Whatever the engine tells; the tree runs on.
 pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status, Failure> {
     let mut session = options.start("pre-dump", true, idle, started)?;
-    let wanted = options.to_dump(DumpKind::PreDump, &session.images_dir);
+    let mut wanted = options.to_dump(DumpKind::PreDump, &session.images_dir);
     let mut watch = Watch::new(&session);
-    let report = process::dump(&wanted, &mut watch).map_err(|source| Failure::Engine {
+    let mut inside = match join(&mut wanted, "pre-dump", &mut watch)? {
+        Worker::Here => None,
+        Worker::Inside(inside) => Some(inside),
+        Worker::Other(status) => {
+            watch.done();
+            session.ready();
+            return Ok(status);
+        }
+    };
+    let report = match &mut inside {
+        None => process::dump(&wanted, &mut watch),
+        Some(inside) => process::dump(&wanted, inside),
+    };
+    let report = report.map_err(|source| Failure::Engine {
         doing: "pre-dump",
         source: Box::new(source),
     })?;
     watch.done();
-    session.ready();
+    if inside.is_none() {
+        session.ready();
+    }
     let frozen_us = report.statistics.frozen_us;
     log::info!("{frozen_us} us frozen, {} in all", report.total_us);
     options.tell(|| to_json(&report), || to_text(&report));

@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::time::Instant;
 
+use process::pid_namespace::{Inner, Side};
 use process::{Afterwards, InheritFd, Job, LazyPages, Restored};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait, waitpid};
@@ -75,7 +76,24 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         output::complain(&format!("stillframe: {what}\n"));
     }
     let mut watch = Restoring { watch, attached };
-    let mut restored = process::restore(&options.restore, &mut watch).map_err(engine("restore"))?;
+    // A copy of this process may go on with the restore.
+    logfile::flush();
+    let mut restored = match process::restore(&options.restore, &mut watch) {
+        Err(process::Error::Inside { code }) => {
+            return Ok(Status::of_number(code).unwrap_or(Status::Failed));
+        }
+        restored => restored.map_err(engine("restore"))?,
+    };
+    let outer = match restored.namespace.take() {
+        Some(Side::Inner(inner)) => {
+            // The pidfile and the volume are the process's outside.
+            std::mem::forget(watch);
+            drop(session);
+            stay_inside(options, &restored, inner);
+        }
+        Some(Side::Outer(outer)) => Some(outer),
+        None => None,
+    };
     watch.watch.done();
     let mounted = watch.attached.map(Attached::keep);
     session.ready();
@@ -84,10 +102,12 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         restored.tasks,
         restored.total_us
     );
-    options.tell(
-        || to_json(&restored, mounted.as_deref()),
-        || to_text(&restored),
-    );
+    if outer.is_none() {
+        options.tell(
+            || to_json(&restored, mounted.as_deref()),
+            || to_text(&restored),
+        );
+    }
     if !options.exec_cmd.is_empty() {
         return Err(execute(&options.exec_cmd, &session.work_dir));
     }
@@ -95,7 +115,11 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         stay(restored.root);
     }
     if !options.restore.detached {
-        wait_for(restored.root, restored.job.as_mut());
+        logfile::flush();
+        match outer {
+            Some(outer) => tell_end(restored.root, outer.wait().map_err(|e| e.to_string())),
+            None => wait_for(restored.root, restored.job.as_mut()),
+        }
         if let Some(lazy) = restored.lazy {
             lazy.outcome().map_err(engine("bring memory in"))?;
         }
@@ -159,11 +183,15 @@ fn engine(doing: &'static str) -> impl FnOnce(process::Error) -> Failure {
 
 /// Waits until the root task, a child of this process, has ended. How it ended does not matter.
 fn wait_for(root: Pid, job: Option<&mut Job>) {
-    logfile::flush();
     let status = match job {
         Some(job) => job.wait(root).map_err(|error| error.to_string()),
         None => wait_for_end(root).map_err(|error| error.to_string()),
     };
+    tell_end(root, status);
+}
+
+/// Logs how the root task has ended.
+fn tell_end(root: Pid, status: Result<WaitStatus, String>) {
     match status.map(|status| (status.exit_status(), status.terminating_signal())) {
         Ok((Some(code), _)) => log::info!("the root task {root} exited with {code}"),
         Ok((None, signal)) => {
@@ -188,6 +216,31 @@ fn stay(root: Pid) -> ! {
         }
     }
     log::info!("the tree has ended: its root task {root} with {code}");
+    logfile::flush();
+    std::process::exit(code)
+}
+
+/// The life of the first process of the tree's pid namespace.
+fn stay_inside(mut options: Options, restored: &Restored, inner: Inner) -> ! {
+    // It would keep others waiting for their end.
+    options.restore.inherit_fds.clear();
+    log::info!(
+        "restored {} tasks in {} us, the root {} in a pid namespace",
+        restored.tasks,
+        restored.total_us,
+        restored.root
+    );
+    options.tell(|| to_json(restored, None), || to_text(restored));
+    logfile::flush();
+    let ended = inner.stay(options.restore.detached);
+    let code = match ended {
+        Ok(status) => status.and_then(exit_code).unwrap_or_default(),
+        Err(error) => {
+            log::error!("{error}");
+            Status::Failed as i32
+        }
+    };
+    log::info!("the tree has ended: its root {} with {code}", restored.root);
     logfile::flush();
     std::process::exit(code)
 }

@@ -159,6 +159,12 @@ pub enum Error {
     /// The dumper lacks a right that a restore needs.
     #[error("a dump that kills needs what its restore needs: {0}")]
     Forbidden(String),
+    /// The work was done by a copy of this process, in a pid namespace, that has told of its failure.
+    #[error("the work in the tree's pid namespace has failed, as was told")]
+    Inside {
+        /// The exit status of the copy.
+        code: i32,
+    },
     /// The caller's observer stopped the work.
     #[error("stopped at the caller's wish")]
     Vetoed(#[source] Veto),

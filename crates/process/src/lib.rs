@@ -38,6 +38,7 @@ pub mod options;
 mod overcommit;
 mod parent;
 mod patience;
+pub mod pid_namespace;
 mod plan;
 mod pool;
 mod portion;

@@ -58,6 +58,9 @@ pub struct DumpOptions {
     /// True if the tree is killed although the dumper may lack a right that the restore needs
     /// (`--unprivileged`).
     pub unprivileged: bool,
+    /// True if this process is in the pid namespace of the tree, which is not its caller's
+    /// ([`pid_namespace::join`](crate::pid_namespace::join)).
+    pub has_pid_ns: bool,
 }
 
 impl DumpOptions {
@@ -78,6 +81,7 @@ impl DumpOptions {
             cpu_cap: CpuCap::default(),
             track: None,
             unprivileged: false,
+            has_pid_ns: false,
         }
     }
 }
@@ -154,6 +158,9 @@ pub struct RestoreOptions {
     pub cpu_cap: CpuCap,
     /// Whether private memory comes when it is touched, and how (`--lazy-pages`).
     pub lazy: Option<LazyPages>,
+    /// True if a tree without a pid namespace of its own gets one (`--new-pid-ns`); one that had
+    /// one always does.
+    pub new_pid_ns: bool,
 }
 
 impl RestoreOptions {
@@ -170,6 +177,7 @@ impl RestoreOptions {
             timens: true,
             cpu_cap: CpuCap::default(),
             lazy: None,
+            new_pid_ns: false,
         }
     }
 }

@@ -108,7 +108,11 @@ fn tree(mapped: &[Mapped], numbering: &mut Numbering) -> Tree {
     };
     let tasks = mapped.iter().zip(TaskId::FIRST.get()..).map(node).collect();
     let boot = numbering.boot().to_vec();
-    Tree { tasks, boot }
+    Tree {
+        tasks,
+        boot,
+        ..Tree::default()
+    }
 }
 
 /// What has to be read of the tasks; the rest is left to the parent.

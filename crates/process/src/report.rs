@@ -7,6 +7,7 @@ use image::Companion;
 use rustix::process::Pid;
 
 pub use crate::error::Veto;
+use crate::pid_namespace::Side;
 use crate::statistics::as_micros;
 pub use crate::text::{date, printable};
 use crate::{Job, Lazy, Statistics};
@@ -156,6 +157,9 @@ pub struct Restored {
     pub job: Option<Job>,
     /// Who brings in memory that is still to come.
     pub lazy: Option<Lazy>,
+    /// The side of the tree's pid namespace that this process is on, if the tree has one. The
+    /// function returns twice then, as fork(2) does. [`Side::Inner`] is to stay with the tree.
+    pub namespace: Option<Side>,
 }
 
 /// What an image holds, for people.

@@ -29,11 +29,13 @@ use crate::alone::Alone;
 use crate::build::build;
 use crate::clocks::Resumed;
 use crate::lazy::{Client, Lazy};
+use crate::pid_namespace::{Outcome, Outer, Side};
 use crate::plan::{self, Placing, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
+use crate::statistics::as_micros;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
-use crate::{host, huge_pages, overcommit};
+use crate::{host, huge_pages, overcommit, pid_namespace};
 
 /// Tasks with less memory than this get it at once: to have it come later takes longer.
 const LAZY_FROM_BYTES: u64 = 1 << 20;
@@ -49,10 +51,67 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let reader = Arc::new(Reader::open(&*store)?);
     check_machine(&reader)?;
     crate::alone::check_threads()?;
-    let mut saved = Saved::read(&reader)?;
+    let saved = Saved::read(&reader)?;
+    let wants_namespace = options.new_pid_ns || saved.tree.has_pid_ns;
+    if wants_namespace {
+        pid_namespace::check(options)?;
+    }
     observer
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
+    if !wants_namespace {
+        return bring_back_here(options, &reader, saved, began, observer);
+    }
+    match pid_namespace::make()? {
+        Side::Outer(outer) => attend(outer, &saved, began, observer),
+        Side::Inner(mut inner) => {
+            pid_namespace::keep_clear_of(&saved)?;
+            let restored = bring_back_here(options, &reader, saved, began, &mut inner)?;
+            Ok(Restored {
+                root: inner.root_outside().unwrap_or(restored.root),
+                namespace: Some(Side::Inner(inner)),
+                ..restored
+            })
+        }
+    }
+}
+
+/// Waits until the copy of this process in the tree's pid namespace has brought the tree back.
+fn attend(
+    outer: Outer,
+    saved: &Saved<'_>,
+    began: Instant,
+    observer: &mut dyn Observer,
+) -> Result<Restored> {
+    let root = match outer.attend(observer)? {
+        Outcome::Runs(root) => root,
+        Outcome::Ended(status) => {
+            outer.judge(status)?;
+            // It ends well with a tree alone.
+            return Err(Error::Inside { code: 1 });
+        }
+    };
+    let threads = saved.tasks.iter().map(|task| task.threads.len() as u64);
+    Ok(Restored {
+        root,
+        tasks: saved.tasks.len() as u64,
+        threads: threads.sum(),
+        filled_pages: 0,
+        total_us: as_micros(began.elapsed()),
+        job: None,
+        lazy: None,
+        namespace: Some(Side::Outer(outer)),
+    })
+}
+
+/// Brings the tree back in the pid namespace that this process is in.
+fn bring_back_here(
+    options: &RestoreOptions,
+    reader: &Arc<Reader>,
+    mut saved: Saved<'_>,
+    began: Instant,
+    observer: &mut dyn Observer,
+) -> Result<Restored> {
     let descriptors = saved.descriptors_needed() + 2 * reader.ancestor_files();
     let mut inherited = Inherited::read()?;
     if inherited.open_files() < descriptors {
@@ -65,16 +124,16 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     reader.open_ancestors()?;
     // It makes itself ready meanwhile. Where nothing is to come later, it ends with the restore.
     let lazy = options.lazy.as_ref();
-    let lazy = lazy.map(|lazy| Client::new(lazy, &options.images, &reader));
+    let lazy = lazy.map(|lazy| Client::new(lazy, &options.images, reader));
     let lazy = lazy.transpose()?;
-    saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
+    saved.read_vdsos(reader, sys::vdso::own_build_id().as_deref())?;
     options.cpu_cap.check(&saved)?;
     registered::check(&saved)?;
     parent::check(options, &saved)?;
     let image = Image {
-        processor: Processor::check(&saved, &reader)?,
+        processor: Processor::check(&saved, reader)?,
         saved,
-        reader: &reader,
+        reader,
         lazy,
     };
     let mut waiting = taken::Waiting::default();
@@ -191,9 +250,10 @@ fn bring_back(
         tasks: saved.tasks.len() as u64,
         threads,
         filled_pages,
-        total_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
+        total_us: as_micros(began.elapsed()),
         job,
         lazy: None,
+        namespace: None,
     })
 }
 

@@ -1,10 +1,11 @@
 //! fork(2) for programs of one thread: subjects of tests and benchmarks.
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Where a process finds itself after [`fork`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,45 @@ pub fn fork() -> io::Result<Fork> {
             Pid::from_raw(pid).expect("the parent gets a pid above 0"),
         )),
     }
+}
+
+/// Makes a copy of the calling process, as [`fork`] does, that is process 1 of a new pid namespace
+/// (pid_namespaces(7)). Children that this process makes later are in its own namespace.
+///
+/// # Errors
+/// As [`fork`]; `EPERM` without `CAP_SYS_ADMIN`, `ENOSPC` for more namespaces than are allowed, or
+/// for one that is 33 deep.
+pub fn fork_init() -> io::Result<Fork> {
+    fork_elsewhere(|| {
+        // SAFETY: it is about children that are made later, and about nothing in this process.
+        match unsafe { libc::unshare(libc::CLONE_NEWPID) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    })
+}
+
+/// Makes a copy of the calling process, as [`fork`] does, in the pid namespace `pids`.
+///
+/// # Errors
+/// As [`fork`]; `EPERM` without `CAP_SYS_ADMIN` over it, `EINVAL` for one that is not below this
+/// process's own, `ENOMEM` where its first process has ended.
+pub fn fork_in(pids: BorrowedFd<'_>) -> io::Result<Fork> {
+    fork_elsewhere(|| Ok(move_into_link_name_space(pids, PIDS)?))
+}
+
+const PIDS: Option<LinkNameSpaceType> = Some(LinkNameSpaceType::ProcessID);
+
+/// Forks when `choose` has chosen the namespace of children, and has those to come in this
+/// process's own again.
+fn fork_elsewhere(choose: impl FnOnce() -> io::Result<()>) -> io::Result<Fork> {
+    let own = std::fs::File::open(crate::procfs::path("thread-self/ns/pid_for_children"))?;
+    choose()?;
+    let forked = fork();
+    if !matches!(forked, Ok(Fork::Child)) {
+        move_into_link_name_space(own.as_fd(), PIDS)?;
+    }
+    forked
 }
 
 /// True if the calling process has other threads that run its code, and go on doing so for a while.

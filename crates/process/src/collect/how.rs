@@ -11,6 +11,8 @@ pub(crate) struct How<'a> {
     pub allow: &'a Allow,
     /// True if the blob stays in the tasks: the dump is going to kill them.
     pub stay: bool,
+    /// True if the tree has a pid namespace of its own, in which this process is.
+    pub has_pid_ns: bool,
     /// Clients that ask the tree for connections meanwhile.
     pub newcomers: &'a mut Newcomers,
     /// Facts that the dump finds out while the tree runs.

@@ -168,7 +168,8 @@ fn collect_all(
         contexts,
     } = settled;
     let outside = describe_and_ask(frozen, (&mut found, listed), &mut how, obstacles)?;
-    let tree = tree::of(&found, view.numbering().boot());
+    let mut tree = tree::of(&found, view.numbering().boot());
+    tree.has_pid_ns = how.has_pid_ns;
     let mut records = vec![tree.record()];
     let registered = found.iter().map(Found::registered_spans).collect();
     let mut spaces = spaces::Spaces::default();

@@ -279,6 +279,7 @@ mod tests {
         let how = How {
             allow: &allow,
             stay: false,
+            has_pid_ns: false,
             newcomers: &mut Newcomers::of(0, false, false),
             homework: &mut Homework::default(),
         };

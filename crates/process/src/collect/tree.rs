@@ -10,6 +10,7 @@ pub(super) fn of(found: &[Found], boot: &[u8]) -> Tree {
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
         boot: boot.to_vec(),
+        has_pid_ns: false,
     };
     find_terminals_left(&mut tree, found);
     tree

@@ -27,6 +27,9 @@ pub(crate) struct Tree {
     /// one boot a pid and a time of start name one task.
     #[prost(bytes = "vec", tag = "2")]
     pub boot: Vec<u8>,
+    /// True if the tree was in a pid namespace of its own.
+    #[prost(bool, tag = "3")]
+    pub has_pid_ns: bool,
 }
 
 /// One task.

@@ -1,0 +1,74 @@
+//! Dumps of trees in another pid namespace: a copy of this process works in there.
+
+use process::pid_namespace::{self, Inner, Outcome, Side};
+use process::{DumpOptions, Observer, Stage, Veto};
+use rustix::process::Pid;
+
+use crate::bar::Bar;
+use crate::exit::{Failure, Status};
+use crate::logfile;
+
+/// The process that does the work.
+pub enum Worker {
+    /// This one, as usual.
+    Here,
+    /// This one, a copy in the tree's namespace.
+    Inside(Inside),
+    /// The copy, which has ended with this status and has said what there is to say.
+    Other(Status),
+}
+
+/// The observer of a copy in the tree's namespace: what concerns numbers is done outside.
+pub struct Inside {
+    inner: Inner,
+    bar: Bar,
+}
+
+/// Has a copy of this process do the work that `wanted` asks for and `doing` names, where the tree
+/// has another pid namespace; `observer` hears of it.
+///
+/// # Errors
+/// Those of [`pid_namespace::join`].
+pub fn join(
+    wanted: &mut DumpOptions,
+    doing: &'static str,
+    observer: &mut dyn Observer,
+) -> Result<Worker, Failure> {
+    let engine = |source| Failure::Engine {
+        doing,
+        source: Box::new(source),
+    };
+    logfile::flush();
+    let outer = match pid_namespace::join(wanted.tree).map_err(engine)? {
+        None => return Ok(Worker::Here),
+        Some(Side::Outer(outer)) => outer,
+        Some(Side::Inner(inner)) => {
+            wanted.tree = inner.root().expect("it has joined the root's namespace");
+            wanted.has_pid_ns = true;
+            let bar = Bar::default();
+            return Ok(Worker::Inside(Inside { inner, bar }));
+        }
+    };
+    let status = match outer.attend(observer).map_err(engine)? {
+        Outcome::Ended(status) => status,
+        Outcome::Runs(_) => outer.wait().map_err(engine)?,
+    };
+    match outer.judge(status) {
+        Ok(()) => Ok(Worker::Other(Status::Done)),
+        Err(process::Error::Inside { code }) => {
+            let status = Status::of_number(code);
+            Ok(Worker::Other(status.unwrap_or(Status::Failed)))
+        }
+        Err(error) => Err(engine(error)),
+    }
+}
+
+impl Observer for Inside {
+    fn stage(&mut self, stage: Stage, root: Option<Pid>) -> Result<(), Veto> {
+        self.inner.stage(stage, root)
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.bar.show(done_bytes, total_bytes);
+    }
+}

@@ -1,0 +1,423 @@
+//! Work inside of a pid namespace: a restore in a new one, in which every task gets its number
+//! whoever has that outside, and the dump of a tree that has one.
+//!
+//! A copy of this process does the work in there, so every number that the kernel tells it or takes
+//! from it is the tree's own. The process itself waits outside. It is asked at each stage, since
+//! what its caller does then (action scripts, the pidfile) concerns numbers of its own namespace.
+//!
+//! The copy of a restore is the first process of the namespace. It brings the tree back as its
+//! child, and stays: process 1 takes in orphans, and the kernel ends the namespace with it. As long
+//! as the tree can be undone, the copy is tied to the process outside by its parent-death signal,
+//! and its end is the end of everything in the namespace. From [`Stage::PreResume`] on it goes on
+//! alone. The copy of a dump is tied to the process outside until it ends.
+//!
+//! - What: pid namespaces
+//! - Kept: one of the whole tree, of which the first process is `stillframe-init`: of a tree that
+//!   `restore --new-pid-ns` has brought back. Tasks have their numbers again, and /proc is of the
+//!   namespace.
+//! - Refused: others: "its own pid namespace".
+//! - At a restore: "a process with number 1, which is the namespace's own"; "a pid namespace goes
+//!   without …" (`--lazy-pages`, `--shell-job`, `--restore-sibling`, `--leave-stopped`).
+//! - CRIU 4.2: keeps those whose first process is the tree's root; has no `--new-pid-ns`.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+
+use freeze::packets;
+use prost::Message;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, pidfd_open, set_parent_process_death_signal,
+    wait, waitpid,
+};
+use sys::fork::{Fork, fork_in, fork_init};
+use sys::process::Process;
+use sys::{mounts, procfs, socket};
+
+use crate::records::Saved;
+use crate::{Afterwards, Error, Observer, RestoreOptions, Result, Stage, Veto};
+
+/// The process outside of the namespace, or its copy inside.
+#[derive(Debug)]
+pub enum Side {
+    /// Outside.
+    Outer(Outer),
+    /// Inside, where the work is done.
+    Inner(Inner),
+}
+
+/// The process outside of the namespace.
+#[derive(Debug)]
+pub struct Outer {
+    copy: Pid,
+    link: OwnedFd,
+}
+
+/// The copy in the namespace.
+#[derive(Debug)]
+pub struct Inner {
+    link: OwnedFd,
+    /// The root's number in the namespace, and outside as far as that is known.
+    root: Option<Pid>,
+    root_outside: Option<Pid>,
+}
+
+/// The end of the wait outside.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The tree runs; its root has this number outside.
+    Runs(Pid),
+    /// The copy has ended.
+    Ended(WaitStatus),
+}
+
+/// A message to the process outside; a pidfd of the root comes along, where there is one.
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    /// True: the tree runs, and no stage comes any more. (A packet without fields is none.)
+    #[prost(bool, required, tag = "1")]
+    is_last: bool,
+    /// The stage that is reached, as [`stage_number`] has it.
+    #[prost(uint32, optional, tag = "2")]
+    stage: Option<u32>,
+}
+
+/// The answer.
+#[derive(Clone, PartialEq, Message)]
+struct Answer {
+    /// True if the work goes on.
+    #[prost(bool, required, tag = "1")]
+    goes_on: bool,
+    /// The root's number outside.
+    #[prost(int32, optional, tag = "2")]
+    root: Option<i32>,
+    /// Why it does not.
+    #[prost(string, optional, tag = "3")]
+    veto: Option<String>,
+}
+
+/// The stages, by their numbers in a message.
+const STAGES: [Stage; 11] = [
+    Stage::PreDump,
+    Stage::NetworkLock,
+    Stage::PostFreeze,
+    Stage::PostDump,
+    Stage::PreRestore,
+    Stage::SetupNamespaces,
+    Stage::PostSetupNamespaces,
+    Stage::PostRestore,
+    Stage::NetworkUnlock,
+    Stage::PreResume,
+    Stage::PostResume,
+];
+
+/// The name of the namespace's first process.
+const NAME: &CStr = c"stillframe-init";
+
+fn stage_number(stage: Stage) -> u32 {
+    let position = STAGES.iter().position(|one| *one == stage);
+    u32::try_from(position.expect("all are listed")).expect("a few")
+}
+
+/// Makes a namespace for a tree, and in it a copy of this process with a mount namespace and a /proc
+/// of its own.
+///
+/// # Errors
+/// [`Error::Threads`]; [`Error::Kernel`] without the right to make namespaces. The copy, too,
+/// returns an error when it has no /proc.
+pub(crate) fn make() -> Result<Side> {
+    let side = split(fork_init)?;
+    if let Side::Inner(_) = side {
+        let mounted = mounts::mount_own_procfs();
+        mounted.map_err(|e| Error::kernel("cannot mount a /proc of the namespace", e))?;
+    }
+    Ok(side)
+}
+
+/// Makes a copy of this process in the namespaces of pids and mounts of process `root`, if these are
+/// others than this process's: `None` if it sees `root` under its own number anyway. The copy finds
+/// the root under the number that [`Inner::root`] gives.
+///
+/// Where the mount namespace shows something else than this process's, but for /proc, the tree is
+/// left to this process, which refuses it.
+///
+/// # Errors
+/// [`Error::Gone`]; as [`make`](self::make).
+pub fn join(root: Pid) -> Result<Option<Side>> {
+    let process = Process::new(root.as_raw_nonzero().get());
+    let is_same = |name: &str| {
+        let theirs = rustix::fs::readlink(process.path(&format!("ns/{name}")), Vec::new())?;
+        let own = procfs::path(format_args!("self/ns/{name}"));
+        Ok(theirs == rustix::fs::readlink(own, Vec::new())?)
+    };
+    match is_same("pid") {
+        Ok(false) => {}
+        // A process that may not be looked at is refused for that later.
+        Ok(true) | Err(Errno::ACCESS | Errno::PERM) => return Ok(None),
+        Err(Errno::NOENT) => return Err(Error::Gone { pid: process.pid() }),
+        Err(errno) => {
+            let doing = format!("cannot look at the namespaces of pid {}", process.pid());
+            return Err(Error::kernel(doing, errno));
+        }
+    }
+    let failed = |e| Error::kernel(format!("cannot join the namespaces of pid {root:?}"), e);
+    let inside = number_inside(&process).map_err(failed)?;
+    let pids = process.open("ns/pid").map_err(failed)?;
+    let mounts = process.open("ns/mnt").map_err(failed)?;
+    if !mounts::differ_by_procfs_alone(&process).map_err(failed)? {
+        return Ok(None);
+    }
+    let side = split(|| fork_in(pids.as_fd()))?;
+    Ok(Some(match side {
+        Side::Inner(inner) => {
+            mounts::enter(mounts.as_fd()).map_err(failed)?;
+            Side::Inner(Inner {
+                root: Some(inside),
+                ..inner
+            })
+        }
+        outer @ Side::Outer(_) => outer,
+    }))
+}
+
+/// Makes the copy by `fork`, and ties it to this process.
+fn split(fork: impl FnOnce() -> io::Result<Fork>) -> Result<Side> {
+    let links = socket::pair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
+    let (outer, inner) = links.map_err(|e| Error::kernel("cannot make a pair of sockets", e))?;
+    match fork() {
+        Ok(Fork::Parent(copy)) => Ok(Side::Outer(Outer { copy, link: outer })),
+        Ok(Fork::Child) => {
+            drop(outer);
+            let tied = set_parent_process_death_signal(Some(Signal::KILL));
+            tied.map_err(|e| Error::kernel("cannot follow the end of the process outside", e))?;
+            Ok(Side::Inner(Inner {
+                link: inner,
+                root: None,
+                root_outside: None,
+            }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Threads),
+        Err(error) => Err(Error::kernel("cannot work in a pid namespace", error)),
+    }
+}
+
+/// Refuses a restore in a namespace that is about processes outside of it.
+pub(crate) fn check(options: &RestoreOptions) -> Result<()> {
+    let excluded = [
+        (options.allowed.shell_job, "--shell-job"),
+        (options.lazy.is_some(), "--lazy-pages"),
+        (options.sibling, "--restore-sibling"),
+        (options.afterwards == Afterwards::Stop, "--leave-stopped"),
+    ];
+    match excluded.iter().find(|(is_given, _)| *is_given) {
+        None => Ok(()),
+        Some((_, option)) => Err(Error::Unfit(format!(
+            "a pid namespace goes without {option}"
+        ))),
+    }
+}
+
+/// Has numbers that the kernel chooses in this namespace begin above those of the tree, so that
+/// helpers of the restore take none of them.
+pub(crate) fn keep_clear_of(saved: &Saved<'_>) -> Result<()> {
+    let tids = saved.tasks.iter().flat_map(|task| &task.threads);
+    let tids = tids.map(|thread| thread.tid);
+    let groups = saved.tasks.iter().flat_map(|task| {
+        let node = &task.node;
+        [node.pid, node.group, node.session]
+    });
+    let all = tids.chain(groups).collect::<Vec<_>>();
+    if all.contains(&1) {
+        let what = "a process with number 1, which is the namespace's own".to_owned();
+        return Err(Error::Unfit(what));
+    }
+    let last = all.into_iter().max().unwrap_or_default();
+    let set = procfs::write("sys/kernel/ns_last_pid", last.to_string());
+    set.map_err(|e| Error::kernel("cannot set /proc/sys/kernel/ns_last_pid", e))
+}
+
+impl Outer {
+    /// Passes on to `observer` what the copy tells, until the tree runs or the copy has ended.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn attend(&self, observer: &mut dyn Observer) -> Result<Outcome> {
+        let failed = |e: io::Error| Error::kernel("cannot hear of the work in the namespace", e);
+        while let Some((event, rights)) = packets::receive::<Event>(&self.link).map_err(failed)? {
+            let root = rights.first().map(number_outside).transpose();
+            let root = root.map_err(failed)?;
+            let stage = event.stage.and_then(|number| STAGES.get(number as usize));
+            let veto = stage.and_then(|stage| observer.stage(*stage, root).err());
+            let answer = Answer {
+                goes_on: veto.is_none(),
+                root: root.map(|root| root.as_raw_nonzero().get()),
+                veto: veto.map(|veto| veto.0),
+            };
+            match packets::send(&self.link, &answer, &[]) {
+                // It was killed meanwhile, which its end tells.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::PIPE) => break,
+                sent => sent.map_err(failed)?,
+            }
+            match (event.is_last, root) {
+                (true, Some(root)) => return Ok(Outcome::Runs(root)),
+                (true, None) => return Err(failed(packets::invalid("no root came along"))),
+                (false, _) => {}
+            }
+        }
+        self.wait().map(Outcome::Ended)
+    }
+
+    /// The error for work that has ended so, where that is no success.
+    ///
+    /// # Errors
+    /// [`Error::Inside`], which the copy has told of; [`Error::Died`] where it could not.
+    pub fn judge(&self, status: WaitStatus) -> Result<()> {
+        match status.exit_status() {
+            Some(0) => Ok(()),
+            Some(code) => Err(Error::Inside { code }),
+            None => Err(Error::Died {
+                pid: self.copy.as_raw_nonzero().get(),
+                how: crate::text::describe_status(status.as_raw()),
+            }),
+        }
+    }
+
+    /// Waits until the copy has ended, and gives how.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn wait(&self) -> Result<WaitStatus> {
+        let all = WaitOptions::empty();
+        let ended = rustix::io::retry_on_intr(|| waitpid(Some(self.copy), all));
+        match ended {
+            Ok(Some((_, status))) => Ok(status),
+            Ok(None) => unreachable!("it waits"),
+            Err(errno) => Err(Error::kernel("cannot wait for the namespace's end", errno)),
+        }
+    }
+}
+
+impl Inner {
+    /// The root's number in the namespace.
+    #[must_use]
+    pub fn root(&self) -> Option<Pid> {
+        self.root
+    }
+
+    /// The root's number outside, as far as it is known.
+    #[must_use]
+    pub fn root_outside(&self) -> Option<Pid> {
+        self.root_outside
+    }
+
+    /// Tells outside that the tree runs, and lives on as the first process of the namespace, which
+    /// the kernel ends with it: until nobody else is there. Gives how the root has ended. Where it
+    /// is `detached`, its standard streams are /dev/null, so that nobody waits for their end.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn stay(self, detached: bool) -> Result<Option<WaitStatus>> {
+        let failed = |errno: Errno| Error::kernel("cannot leave the standard streams", errno);
+        let named = rustix::thread::set_name(NAME);
+        named.map_err(|errno| Error::kernel("cannot name this process", errno))?;
+        if detached {
+            let null =
+                rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).map_err(failed)?;
+            rustix::stdio::dup2_stdin(&null).map_err(failed)?;
+            rustix::stdio::dup2_stdout(&null).map_err(failed)?;
+            rustix::stdio::dup2_stderr(&null).map_err(failed)?;
+        }
+        let event = Event {
+            is_last: true,
+            stage: None,
+        };
+        // A process outside that is gone changes nothing for the tree.
+        if let Err(error) = self.ask(&event, self.root) {
+            log::warn!("the restorer is gone: {error}");
+        }
+        drop(self.link);
+        let mut ended = None;
+        loop {
+            match wait(WaitOptions::empty()) {
+                Ok(Some((pid, status))) if Some(pid) == self.root => ended = Some(status),
+                Ok(_) | Err(Errno::INTR) => {}
+                // Somebody may be there who was started elsewhere, as a dump.
+                Err(_) if !wait_for_others() => return Ok(ended),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn ask(&self, event: &Event, root: Option<Pid>) -> io::Result<Answer> {
+        let pidfd = root.map(|root| pidfd_open(root, PidfdFlags::empty()));
+        let pidfd = pidfd.transpose()?;
+        let rights = pidfd.iter().map(|fd| fd.as_fd()).collect::<Vec<_>>();
+        packets::send(&self.link, event, &rights)?;
+        let answer = packets::receive::<Answer>(&self.link)?;
+        answer
+            .map(|(answer, _)| answer)
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+impl Observer for Inner {
+    fn stage(&mut self, stage: Stage, root: Option<Pid>) -> std::result::Result<(), Veto> {
+        self.root = root.or(self.root);
+        let event = Event {
+            is_last: false,
+            stage: Some(stage_number(stage)),
+        };
+        let answer = match self.ask(&event, root) {
+            Ok(answer) => answer,
+            // The tree runs, whoever is there to hear of it.
+            Err(_) if stage == Stage::PostResume => return Ok(()),
+            Err(error) => return Err(Veto(format!("the process outside is gone: {error}"))),
+        };
+        if !answer.goes_on {
+            return Err(Veto(answer.veto.unwrap_or_default()));
+        }
+        self.root_outside = answer.root.and_then(Pid::from_raw).or(self.root_outside);
+        if stage == Stage::PreResume {
+            let free = set_parent_process_death_signal(None);
+            free.map_err(|errno| Veto(format!("cannot leave the process outside: {errno}")))?;
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self, _done_bytes: u64, _total_bytes: u64) {}
+}
+
+/// Waits for the end of a process in this namespace that is no child of this one, its first; tells
+/// whether there was one.
+fn wait_for_others() -> bool {
+    let me = std::process::id().cast_signed();
+    let others = procfs::processes().filter(|pid| *pid != me);
+    let pidfds = others.filter_map(Pid::from_raw);
+    let mut pidfds = pidfds.filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let Some(other) = pidfds.next() else {
+        return false;
+    };
+    let mut watched = [PollFd::new(&other, PollFlags::IN)];
+    let _ = poll(&mut watched, None);
+    true
+}
+
+/// The number of a process in its own pid namespace.
+fn number_inside(process: &Process) -> io::Result<Pid> {
+    let status = procfs::read(format_args!("{}/status", process.pid()))?;
+    let status = sys::proc::Status::parse(&status).map_err(io::Error::other)?;
+    let number = status.ns_tids.last().copied().and_then(Pid::from_raw);
+    number.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// The number that the process of a pidfd has in this process's namespace.
+fn number_outside(pidfd: &OwnedFd) -> io::Result<Pid> {
+    let text = procfs::read_text(format_args!("self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let number = text.lines().find_map(|line| line.strip_prefix("Pid:"));
+    let number = number.and_then(|number| number.trim().parse().ok());
+    let number = number.filter(|number| *number > 0).and_then(Pid::from_raw);
+    number.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
