@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::time::Instant;
 
-use process::pid_namespace::{Inner, Side};
+use process::pid_namespace::{Inner, Outer, Side};
 use process::{Afterwards, InheritFd, Job, LazyPages, Restored};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait, waitpid};
@@ -61,23 +61,9 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         output::say(&plan);
         return Ok(Status::Done);
     }
-    if options.with_volume.is_some() {
-        // The volume comes first, and needs the same trust in the image.
-        let opened = options.restore.images.open().map_err(image::Error::Place);
-        drop(opened.map_err(|error| engine("restore")(error.into()))?);
-    }
     let watch = Watch::new(&session).with_pidfile(pidfile)?;
-    let target = options.with_volume.take();
-    let attached = target.map(|target| with_volume::attach(&session.images_dir, target));
-    let attached = attached.transpose()?;
-    if let Some([before, now]) = attached.as_ref().and_then(|attached| attached.moved) {
-        let what = with_volume::moved(before, now);
-        log::warn!("{what}");
-        output::complain(&format!("stillframe: {what}\n"));
-    }
+    let attached = attach(&mut options, &session)?;
     let mut watch = Restoring { watch, attached };
-    // A copy of this process may go on with the restore.
-    logfile::flush();
     let mut restored = match process::restore(&options.restore, &mut watch) {
         Err(process::Error::Inside { code }) => {
             return Ok(Status::of_number(code).unwrap_or(Status::Failed));
@@ -115,16 +101,39 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         stay(restored.root);
     }
     if !options.restore.detached {
-        logfile::flush();
-        match outer {
-            Some(outer) => tell_end(restored.root, outer.wait().map_err(|e| e.to_string())),
-            None => wait_for(restored.root, restored.job.as_mut()),
-        }
-        if let Some(lazy) = restored.lazy {
-            lazy.outcome().map_err(engine("bring memory in"))?;
-        }
+        wait_for_all(restored, outer.as_ref())?;
     }
     Ok(Status::Done)
+}
+
+/// Brings back the volume that was saved with the tree, where one is asked for: it comes first.
+fn attach(options: &mut Options, session: &Session) -> Result<Option<Attached>, Failure> {
+    let Some(target) = options.with_volume.take() else {
+        return Ok(None);
+    };
+    // It needs the same trust in the image.
+    let opened = options.restore.images.open().map_err(image::Error::Place);
+    drop(opened.map_err(|error| engine("restore")(error.into()))?);
+    let attached = with_volume::attach(&session.images_dir, target)?;
+    if let Some([before, now]) = attached.moved {
+        let what = with_volume::moved(before, now);
+        log::warn!("{what}");
+        output::complain(&format!("stillframe: {what}\n"));
+    }
+    Ok(Some(attached))
+}
+
+/// Waits for the end of the tree, and for memory that is still to come.
+fn wait_for_all(mut restored: Restored, outer: Option<&Outer>) -> Result<(), Failure> {
+    logfile::flush();
+    match outer {
+        Some(outer) => tell_end(restored.root, outer.wait().map_err(|e| e.to_string())),
+        None => wait_for(restored.root, restored.job.as_mut()),
+    }
+    match restored.lazy {
+        Some(lazy) => lazy.outcome().map_err(engine("bring memory in")),
+        None => Ok(()),
+    }
 }
 
 fn check(options: &Options) -> Result<(), Failure> {

@@ -11,6 +11,7 @@ use rustix::process::Pid;
 
 use crate::bar::Bar;
 use crate::exit::Failure;
+use crate::logfile;
 use crate::session::Session;
 
 /// Watches one dump or restore.
@@ -137,6 +138,10 @@ impl Observer for Watch<'_> {
             Err(_) if stage == Stage::PostResume => Ok(()),
             outcome => outcome,
         }
+    }
+
+    fn fork(&mut self) {
+        logfile::flush();
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {

@@ -236,6 +236,10 @@ impl Observer for Restoring<'_> {
         Ok(())
     }
 
+    fn fork(&mut self) {
+        self.watch.fork();
+    }
+
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
         self.watch.progress(done_bytes, total_bytes);
     }

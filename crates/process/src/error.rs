@@ -159,7 +159,7 @@ pub enum Error {
     /// The dumper lacks a right that a restore needs.
     #[error("a dump that kills needs what its restore needs: {0}")]
     Forbidden(String),
-    /// The work was done by a copy of this process, in a pid namespace, that has told of its failure.
+    /// A copy of this process in a pid namespace has done the work, and has told of its failure.
     #[error("the work in the tree's pid namespace has failed, as was told")]
     Inside {
         /// The exit status of the copy.

@@ -75,10 +75,10 @@ pub use options::{
 };
 pub use records::ImageKind;
 pub use report::{
-    DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer, Restored, Stage,
+    DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer, Stage,
 };
 pub use resources::FileValidation;
 pub use resources::cgroup::{Management as CgroupManagement, Mode as CgroupMode};
-pub use restore::{Job, plan, restore};
+pub use restore::{Job, Restored, plan, restore};
 pub use seal::facts;
 pub use statistics::{DumpKind, Statistics};

@@ -170,6 +170,7 @@ mod tests {
         Tree {
             tasks: tasks.iter().map(node).collect(),
             boot: b"boot".to_vec(),
+            ..Tree::default()
         }
     }
 

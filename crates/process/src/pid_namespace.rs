@@ -15,7 +15,6 @@
 //! - Kept: one of the whole tree, of which the first process is `stillframe-init`: of a tree that
 //!   `restore --new-pid-ns` has brought back. Tasks have their numbers again, and /proc is of the
 //!   namespace.
-//! - Refused: others: "its own pid namespace".
 //! - At a restore: "a process with number 1, which is the namespace's own"; "a pid namespace goes
 //!   without …" (`--lazy-pages`, `--shell-job`, `--restore-sibling`, `--leave-stopped`).
 //! - CRIU 4.2: keeps those whose first process is the tree's root; has no `--new-pid-ns`.
@@ -122,8 +121,8 @@ fn stage_number(stage: Stage) -> u32 {
     u32::try_from(position.expect("all are listed")).expect("a few")
 }
 
-/// Makes a namespace for a tree, and in it a copy of this process with a mount namespace and a /proc
-/// of its own.
+/// Makes a namespace for a tree, and in it a copy of this process that has a mount namespace and a
+/// /proc of its own.
 ///
 /// # Errors
 /// [`Error::Threads`]; [`Error::Kernel`] without the right to make namespaces. The copy, too,
@@ -137,9 +136,9 @@ pub(crate) fn make() -> Result<Side> {
     Ok(side)
 }
 
-/// Makes a copy of this process in the namespaces of pids and mounts of process `root`, if these are
-/// others than this process's: `None` if it sees `root` under its own number anyway. The copy finds
-/// the root under the number that [`Inner::root`] gives.
+/// Makes a copy of this process in the namespaces of pids and mounts of process `root`, if these
+/// are others than this process's: `None` if it sees `root` under its own number anyway. The copy
+/// finds the root under the number that [`Inner::root`] gives.
 ///
 /// Where the mount namespace shows something else than this process's, but for /proc, the tree is
 /// left to this process, which refuses it.

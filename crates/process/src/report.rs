@@ -6,11 +6,10 @@ use std::time::Instant;
 use image::Companion;
 use rustix::process::Pid;
 
+use crate::Statistics;
 pub use crate::error::Veto;
-use crate::pid_namespace::Side;
 use crate::statistics::as_micros;
 pub use crate::text::{date, printable};
-use crate::{Job, Lazy, Statistics};
 
 /// A moment of a dump or a restore at which the caller may act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,6 +47,10 @@ pub trait Observer: Send {
 
     /// Tells how many bytes of memory were moved so far, and of how many.
     fn progress(&mut self, done_bytes: u64, total_bytes: u64);
+
+    /// Tells that a copy of this process is about to be made that goes on with the work: what is
+    /// still to be written would be written twice.
+    fn fork(&mut self) {}
 
     /// What a dump is to save with the tree; not a round of a pre-dump.
     fn companion(&mut self) -> Option<&mut dyn Companion> {
@@ -137,29 +140,6 @@ pub struct DryRunReport {
     pub plan_us: u64,
     /// How long all of it took.
     pub total_us: u64,
-}
-
-/// What a restore brought back.
-#[derive(Debug)]
-pub struct Restored {
-    /// The root task.
-    pub root: Pid,
-    /// Tasks brought back.
-    pub tasks: u64,
-    /// Threads brought back, the leaders included.
-    pub threads: u64,
-    /// Pages filled.
-    pub filled_pages: u64,
-    /// How long the restore took.
-    pub total_us: u64,
-    /// The tree as a job of the caller's shell, which has the terminal now: to be waited for by
-    /// [`Job::wait`].
-    pub job: Option<Job>,
-    /// Who brings in memory that is still to come.
-    pub lazy: Option<Lazy>,
-    /// The side of the tree's pid namespace that this process is on, if the tree has one. The
-    /// function returns twice then, as fork(2) does. [`Side::Inner`] is to stay with the tree.
-    pub namespace: Option<Side>,
 }
 
 /// What an image holds, for people.

@@ -34,11 +34,34 @@ use crate::plan::{self, Placing, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
 use crate::statistics::as_micros;
-use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
+use crate::{Error, Observer, RestoreOptions, Result, Stage};
 use crate::{host, huge_pages, overcommit, pid_namespace};
 
 /// Tasks with less memory than this get it at once: to have it come later takes longer.
 const LAZY_FROM_BYTES: u64 = 1 << 20;
+
+/// What a restore brought back.
+#[derive(Debug)]
+pub struct Restored {
+    /// The root task.
+    pub root: Pid,
+    /// Tasks brought back.
+    pub tasks: u64,
+    /// Threads brought back, the leaders included.
+    pub threads: u64,
+    /// Pages filled.
+    pub filled_pages: u64,
+    /// How long the restore took.
+    pub total_us: u64,
+    /// The tree as a job of the caller's shell, which has the terminal now: to be waited for by
+    /// [`Job::wait`].
+    pub job: Option<Job>,
+    /// Who brings in memory that is still to come.
+    pub lazy: Option<Lazy>,
+    /// The side of the tree's pid namespace that this process is on, if the tree has one. The
+    /// function returns twice then, as fork(2) does. [`Side::Inner`] is to stay with the tree.
+    pub namespace: Option<Side>,
+}
 
 /// Brings back the tree that `options.images` holds.
 ///
@@ -62,6 +85,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     if !wants_namespace {
         return bring_back_here(options, &reader, saved, began, observer);
     }
+    observer.fork();
     match pid_namespace::make()? {
         Side::Outer(outer) => attend(outer, &saved, began, observer),
         Side::Inner(mut inner) => {

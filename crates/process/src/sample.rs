@@ -117,7 +117,11 @@ fn tree() -> Tree {
     };
     let tasks = vec![node(ROOT, &[ROOT, THREAD]), node(CHILD, &[CHILD]), ended];
     let boot = Vec::new();
-    Tree { tasks, boot }
+    Tree {
+        tasks,
+        boot,
+        ..Tree::default()
+    }
 }
 
 fn mapping(pages: (u64, u64), prot: u32, flags: u32) -> Mapping {

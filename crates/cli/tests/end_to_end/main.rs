@@ -40,6 +40,7 @@ mod one_memory;
 mod other_kinds;
 mod packets;
 mod perf_events;
+mod pid_namespaces;
 mod policies;
 mod promised;
 mod python;

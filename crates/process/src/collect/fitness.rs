@@ -6,7 +6,8 @@
 //! - Refused: "its session …, led from outside of the tree" (`--shell-job`).
 //! - CRIU 4.2: the same, with the same option.
 //! - What: namespaces
-//! - Kept: that tasks are in stillframe's own, and a time namespace.
+//! - Kept: that tasks are in stillframe's own, a time namespace, and the pid namespace of a tree
+//!   that `restore --new-pid-ns` has brought back.
 //! - Refused: "its own … namespace" (pid, mnt, net, ipc, uts, user, cgroup, or one of several time
 //!   namespaces); "another … namespace for its children".
 //! - CRIU 4.2: keeps all of these kinds, though not always one within another.

@@ -1,0 +1,261 @@
+//! Trees in pid namespaces of their own: `restore --new-pid-ns`, and what is dumped of them.
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use testkit::chance::Chance;
+use testkit::program::{Program, Spawned};
+use testkit::stillframe::Stillframe;
+use testkit::wait::{SOON, wait_for, wait_until};
+use testkit::{needs_program, needs_root, tree};
+
+use crate::stillframe;
+
+/// A process with a thread and a child. Each writes what it knows of its numbers to a file of its
+/// own, over and over.
+const NUMBERS: &str = r#"
+import os, sys, threading, time
+folder = sys.argv[1]
+def tell(name):
+    while True:
+        pid, status = os.getpid(), open(f"/proc/{os.getpid()}/status").read()
+        command = open(f"/proc/{pid}/cmdline").read().split("\0")[-2]
+        seen = os.readlink("/proc/self"), command, status.split("NSpid:")[1].split("\n")[0].split()[-1]
+        parent = os.getppid() if name == "child" else 0
+        text = f"{pid} {parent} {os.getsid(0)} {os.getpgid(0)} {threading.get_native_id()} {seen}"
+        with open(f"{folder}/{name}.new", "w") as file:
+            file.write(text + "\n")
+        try:
+            os.rename(f"{folder}/{name}.new", f"{folder}/{name}")
+        except FileNotFoundError:
+            pass # Another copy of this tree was faster.
+        time.sleep(0.01)
+if os.fork() == 0:
+    tell("child")
+threading.Thread(target=tell, args=("thread",), daemon=True).start()
+tell("root")
+"#;
+
+const WRITERS: [&str; 3] = ["root", "thread", "child"];
+
+/// The program, and its folder.
+fn numbers() -> (Spawned, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("python3")
+        .args(["-c", NUMBERS])
+        .arg(folder.path())
+        .spawn();
+    WRITERS
+        .iter()
+        .for_each(|name| program.wait_file(&folder.path().join(name)));
+    (program, folder)
+}
+
+/// What each writes from now on.
+#[track_caller]
+fn written(folder: &Path) -> [String; 3] {
+    WRITERS.map(|name| {
+        let path = folder.join(name);
+        // It may be left of others.
+        let _ = fs::remove_file(&path);
+        wait_for(name, SOON, || fs::read_to_string(&path).ok())
+    })
+}
+
+/// Restores the tree; the number of its root outside.
+#[track_caller]
+fn restore(stillframe: &Stillframe, options: &[&str]) -> u32 {
+    let options = [&["--restore-detached", "--json"], options].concat();
+    let restored = stillframe.restore(&options).must();
+    let json: serde_json::Value = serde_json::from_str(restored.output.trim()).expect("JSON");
+    let root = json["restore"]["root"].as_u64().expect("a number");
+    u32::try_from(root).expect("a pid")
+}
+
+/// The numbers of a process in all pid namespaces, from ours inwards.
+fn numbers_of(pid: u32) -> Vec<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let words = line.unwrap_or_default().split_whitespace();
+    words.map(|word| word.parse().expect("a number")).collect()
+}
+
+/// Kills the tree of `root`, whose namespace ends then.
+#[track_caller]
+fn end(root: u32) {
+    let init = tree::parent(root).expect("it is a child of process 1 there");
+    assert_eq!(numbers_of(init)[1..], [1]);
+    assert!(tree::signal(root, Signal::KILL));
+    wait_until("the end of the namespace", SOON, || {
+        // Its children become those of process 1.
+        for child in tree::children(init) {
+            tree::signal(child, Signal::KILL);
+        }
+        !tree::is_alive(init)
+    });
+}
+
+#[test]
+fn trees_have_the_same_numbers_in_three_namespaces_at_once() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such option");
+    }
+    let (program, folder) = numbers();
+    let (pid, child) = (program.pid(), tree::children(program.pid())[0]);
+    let before = written(folder.path());
+    stillframe.dump(pid, &[]).must();
+    let pidfile = folder.path().join("root.pid");
+    let pidfile = pidfile.to_str().expect("a path is text");
+    let first = restore(&stillframe, &["--new-pid-ns", "--pidfile", pidfile]);
+    let told = fs::read_to_string(pidfile).expect("it is written");
+    assert_eq!(told, first.to_string());
+    let others = [(); 2].map(|()| restore(&stillframe, &["--new-pid-ns"]));
+    for root in others.into_iter().chain([first]) {
+        assert_eq!(numbers_of(root), [root, pid]);
+        assert_eq!(numbers_of(tree::children(root)[0])[1..], [child]);
+    }
+    others.into_iter().for_each(end);
+    assert_eq!(written(folder.path()), before);
+    end(first);
+}
+
+#[test]
+fn tree_in_a_namespace_goes_through_all_dumps_and_comes_back_in_one() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such option");
+    }
+    let (program, folder) = numbers();
+    let (pid, before) = (program.pid(), written(folder.path()));
+    stillframe.dump(pid, &[]).must();
+    let mut root = restore(&stillframe, &["--new-pid-ns"]);
+    for round in 0..3 {
+        stillframe.clear();
+        stillframe.dump(root, &["--live"]).must();
+        stillframe.clear();
+        let tried = stillframe.dump_command(root, &["--dry-run"]).status();
+        assert!(tried.expect("it runs").success());
+        stillframe.dump(root, &["--leave-running"]).must();
+        assert_eq!(written(folder.path()), before, "round {round}");
+        stillframe.clear();
+        stillframe.dump(root, &[]).must();
+        wait_until("the end of the tree", SOON, || !tree::is_alive(root));
+        // Without the option.
+        root = restore(&stillframe, &[]);
+        assert_eq!(numbers_of(root), [root, pid]);
+        assert_eq!(written(folder.path()), before, "round {round}");
+    }
+    end(root);
+}
+
+#[test]
+fn rounds_of_a_tree_in_a_namespace_follow_each_other() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such option");
+    }
+    let (program, folder) = numbers();
+    let (pid, before) = (program.pid(), written(folder.path()));
+    stillframe.dump(pid, &[]).must();
+    let root = restore(&stillframe, &["--new-pid-ns"]);
+    let rounds = Stillframe::new(stillframe.binary()).images_at(folder.path().join("1"));
+    rounds.pre_dump(root, &[]).must();
+    let last = Stillframe::new(stillframe.binary()).images_at(folder.path().join("2"));
+    last.dump(root, &["--prev-images-dir", "../1"]).must();
+    let root = restore(&last, &[]);
+    assert_eq!(written(folder.path()), before);
+    end(root);
+}
+
+#[test]
+fn restorer_that_waits_ends_with_the_tree() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such option");
+    }
+    let (program, folder) = numbers();
+    stillframe.dump(program.pid(), &[]).must();
+    let pidfile = folder.path().join("root.pid");
+    let images = stillframe.images().to_str().expect("text");
+    let pidfile_option = pidfile.to_str().expect("text");
+    let options = [
+        "restore",
+        "-D",
+        images,
+        "--new-pid-ns",
+        "--pidfile",
+        pidfile_option,
+    ];
+    let mut restorer = stillframe.command(&options).spawn().expect("it runs");
+    let root = wait_for("the pidfile", SOON, || {
+        fs::read_to_string(&pidfile).ok()?.parse::<u32>().ok()
+    });
+    written(folder.path());
+    assert!(restorer.try_wait().expect("a child").is_none());
+    end(root);
+    assert!(restorer.wait().expect("a child").success());
+}
+
+#[test]
+fn killed_restore_leaves_a_whole_tree_or_nothing() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such option");
+    }
+    let (program, folder) = numbers();
+    stillframe.dump(program.pid(), &[]).must();
+    let mut chance = Chance::of("killed_restore_leaves_a_whole_tree_or_nothing");
+    for _ in 0..20 {
+        let command = stillframe.restore_command(&["--new-pid-ns", "--restore-detached"]);
+        stillframe.kill_after(command, Duration::from_micros(chance.below(60_000)));
+        // The first process of the namespace is one of them as long as the tree lives.
+        let runs = || {
+            let helpers = stillframe.helpers();
+            let named = helpers.iter().find(|pid| {
+                fs::read_to_string(format!("/proc/{pid}/comm"))
+                    .is_ok_and(|name| name == "stillframe-init\n")
+            });
+            match named {
+                Some(init) => Some(Some(*init)),
+                None => helpers.is_empty().then_some(None),
+            }
+        };
+        if let Some(init) = wait_for("a tree or nothing", SOON, runs) {
+            written(folder.path());
+            let roots = tree::children(init);
+            assert_eq!(roots.len(), 1, "{roots:?}");
+            end(roots[0]);
+        }
+        wait_until("nothing to be left", SOON, || {
+            stillframe.helpers().is_empty()
+        });
+    }
+}
+
+#[test]
+fn options_about_processes_outside_are_refused() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such option");
+    }
+    let program = Program::new("sleep").arg("1000").spawn();
+    stillframe.dump(program.pid(), &["--leave-running"]).must();
+    for option in ["--shell-job", "--lazy-pages", "--leave-stopped"] {
+        let refused = stillframe.restore(&["--new-pid-ns", "--restore-detached", option]);
+        let why = format!("a pid namespace goes without {option}");
+        refused.must_fail().names(&[&why]);
+    }
+}
