@@ -144,7 +144,7 @@ pub(crate) fn make() -> Result<Side> {
 /// left to this process, which refuses it.
 ///
 /// # Errors
-/// [`Error::Gone`]; as [`make`](self::make).
+/// As [`make`](self::make).
 pub fn join(root: Pid) -> Result<Option<Side>> {
     let process = Process::new(root.as_raw_nonzero().get());
     let is_same = |name: &str| {
@@ -154,9 +154,10 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
     };
     match is_same("pid") {
         Ok(false) => {}
-        // A process that may not be looked at is refused for that later.
-        Ok(true) | Err(Errno::ACCESS | Errno::PERM) => return Ok(None),
-        Err(Errno::NOENT) => return Err(Error::Gone { pid: process.pid() }),
+        // A process that has ended or may not be looked at is refused for that later.
+        Ok(true) | Err(Errno::ACCESS | Errno::PERM | Errno::NOENT | Errno::SRCH) => {
+            return Ok(None);
+        }
         Err(errno) => {
             let doing = format!("cannot look at the namespaces of pid {}", process.pid());
             return Err(Error::kernel(doing, errno));
