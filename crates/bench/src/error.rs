@@ -81,3 +81,13 @@ pub fn kernel_error<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -
         source: source.into(),
     }
 }
+
+/// Returns an error about an image, to be given to `map_err`.
+pub fn image_error<E: std::error::Error + Send + Sync + 'static>(
+    doing: &'static str,
+) -> impl Fn(E) -> Error {
+    move |error| Error::Kernel {
+        doing,
+        source: std::io::Error::other(error),
+    }
+}

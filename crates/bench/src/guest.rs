@@ -140,7 +140,7 @@ pub struct Arguments {
 
 /// What touching pages took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Touched {
+pub struct TouchTiming {
     /// All of it, the hand-off included where it was not done yet.
     pub ns: u64,
     /// A touch that half of all took less than.
@@ -260,7 +260,7 @@ impl Guest<'_> {
         let ns = begun.elapsed().as_nanos() as u64;
         took.sort_unstable();
         let share = |share: usize| took[(took.len() - 1) * share / 100];
-        Ok(json!(Touched {
+        Ok(json!(TouchTiming {
             ns,
             p50_ns: share(50),
             p99_ns: share(99),

@@ -143,7 +143,7 @@ fn take(tool: &Tool, lazily: bool, arguments: &Arguments) -> Result<Sample> {
         .tempdir_in(&arguments.scratch)
         .map_err(file_error("make a folder in", &arguments.scratch))?;
     let (images, said) = (scratch.path(), scratch.path().join("said.log"));
-    let mut target = Looker::start(arguments.mib)?;
+    let mut target = LookerProcess::start(arguments.mib)?;
     timed(&mut tool.dump(target.pid, images, false, false), &said)?;
     target.reap()?;
     std::thread::sleep(AWAY);
@@ -168,7 +168,7 @@ fn take(tool: &Tool, lazily: bool, arguments: &Arguments) -> Result<Sample> {
 }
 
 /// The target, seen from outside; it is killed when this is dropped.
-struct Looker {
+struct LookerProcess {
     pid: Pid,
     /// Our child, until it was dumped.
     child: Child,
@@ -177,7 +177,7 @@ struct Looker {
     sum: u64,
 }
 
-impl Looker {
+impl LookerProcess {
     fn start(mib: u64) -> Result<Self> {
         let program = PathBuf::from("/proc/self/exe");
         let program = std::fs::read_link(&program).map_err(file_error("read", &program))?;
@@ -254,7 +254,7 @@ impl Looker {
     }
 }
 
-impl Drop for Looker {
+impl Drop for LookerProcess {
     fn drop(&mut self) {
         // Restored, it is nobody's child of ours: its end is seen by a descriptor.
         let Ok(pidfd) = pidfd_open(self.pid, PidfdFlags::empty()) else {

@@ -1,6 +1,6 @@
 //! `bench live`: dumps of a target that goes on meanwhile, beside dumps that stop it.
 use crate::error::Result;
-use crate::redis::{Doing, latencies};
+use crate::redis::{Activity, latencies};
 use crate::rounds::{Arguments, Bench, Kind};
 
 const MARKS: (&str, &str) = (
@@ -21,7 +21,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     bench.take_turns(take_turn)?;
     let mut after = String::new();
     if !arguments.no_redis {
-        after = latencies(&bench, &[Doing::Nothing, Doing::Live, Doing::Save])?;
+        after = latencies(&bench, &[Activity::Nothing, Activity::Live, Activity::Save])?;
     }
     bench.write(MARKS, &after)
 }

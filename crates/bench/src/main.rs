@@ -2,21 +2,17 @@
 //!
 //! `bench process` prepares the peer ([`peer`]), enters a mount namespace of its own ([`isolate`]),
 //! starts subjects ([`subject`], [`target`]), lets each program dump and restore them ([`pair`]),
-//! counts their system calls ([`calls`]) and writes what it found ([`record`], [`report`],
-//! [`plot`]). Start it with `cargo xtask bench process`. `bench chain` reads long chains of layers
-//! ([`chain`]). `bench predump` and `bench live` watch what a target that writes ([`writer`]) and
-//! the clients of a server ([`redis`]) notice of being saved ([`rounds`]).
-//! `bench vdso` tells what it costs to know the host ([`vdso`]), `bench resolver` what it takes to
-//! get pages out of an image ([`resolver`]), and `bench compress` what codecs cost and save
-//! ([`compress`]), `bench lazy` how soon a target runs whose memory comes later ([`lazy`],
-//! [`looker`]), and `bench uffd` how a microVM's memory is served ([`uffd`], [`serving`],
-//! [`guest`]). `bench volume` tells how fast a file system is saved and brought back ([`volume`]),
-//! `bench vm` what it takes to save and start a machine under QEMU ([`vm`], [`monitor`]). Every
-//! run's numbers are kept ([`runs`]).
+//! counts their system calls ([`calls`]) and writes the results ([`record`], [`report`]). Start it
+//! with `cargo xtask bench process`. `bench predump` and `bench live` measure how long a target
+//! that writes ([`writer`]) and the clients of a server ([`redis`]) wait during saves ([`rounds`]).
+//! `bench compress` measures the cost of codecs ([`compress`]), `bench lazy` how soon a target runs
+//! whose memory arrives later ([`lazy`], [`looker`]), and `bench uffd` how the memory of a microVM
+//! is served ([`uffd`], [`serving`], [`guest`]). `bench volume` measures saves and restores of a
+//! file system ([`volume`]), `bench vm` those of a machine under QEMU ([`vm`], [`monitor`]). The
+//! numbers of every run are kept ([`runs`]).
 #![forbid(unsafe_code)]
 
 mod calls;
-mod chain;
 mod compress;
 mod error;
 mod furnishing;
@@ -29,12 +25,10 @@ mod machine;
 mod monitor;
 mod pair;
 mod peer;
-mod plot;
 mod predump;
 mod record;
 mod redis;
 mod report;
-mod resolver;
 mod rounds;
 mod runs;
 mod serving;
@@ -44,7 +38,6 @@ mod target;
 mod text;
 mod tool;
 mod uffd;
-mod vdso;
 mod vm;
 mod volume;
 mod workload;
@@ -66,18 +59,12 @@ struct Arguments {
 enum Task {
     /// Measure dump and restore of process trees.
     Process(suite::Arguments),
-    /// Measure what a long chain of layers costs its readers.
-    Chain(chain::Arguments),
     /// Measure rounds of a pre-dump and the dump over them.
     Predump(rounds::Arguments),
     /// Measure dumps of targets that go on meanwhile.
     Live(rounds::Arguments),
-    /// Measure what it costs to know the host, with what is remembered of it and without.
-    Vdso(vdso::Arguments),
     /// Measure dumps and restores of text with each codec.
     Compress(compress::Arguments),
-    /// Measure what it takes to get pages out of an image.
-    Resolver(resolver::Arguments),
     /// Measure restores whose memory comes after the tree, beside those that bring it at once.
     Lazy(lazy::Arguments),
     /// Measure how a microVM's memory is served through a userfaultfd.
@@ -86,11 +73,11 @@ enum Task {
     Volume(volume::Arguments),
     /// Measure saves and restores of a machine under QEMU, beside QEMU's own.
     Vm(vm::Arguments),
-    /// Write the table and the plot from kept numbers again.
+    /// Write the table from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
     #[command(hide = true)]
-    Inside(suite::Inside),
+    Inside(suite::InnerArguments),
     /// Be what is measured.
     #[command(hide = true)]
     Subject(subject::Arguments),
@@ -108,12 +95,9 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Process(arguments) => suite::run(&arguments),
-        Task::Chain(arguments) => chain::run(&arguments),
         Task::Predump(arguments) => predump::run(&arguments),
         Task::Live(arguments) => live::run(&arguments),
-        Task::Vdso(arguments) => vdso::run(&arguments),
         Task::Compress(arguments) => compress::run(&arguments),
-        Task::Resolver(arguments) => resolver::run(&arguments),
         Task::Lazy(arguments) => lazy::run(&arguments),
         Task::Looker(arguments) => looker::run(&arguments),
         Task::Uffd(arguments) => uffd::run(&arguments),

@@ -5,7 +5,7 @@ use crate::calls::Counter;
 use crate::error::{Result, file_error};
 use crate::record::{Calls, Cell, Series};
 use crate::target::Target;
-use crate::tool::{Took, Tool, image_bytes, make_durable, timed};
+use crate::tool::{Timing, Tool, image_bytes, make_durable, timed};
 use crate::workload::{Cache, Medium, Workload};
 
 /// What is measured, and where.
@@ -30,10 +30,10 @@ pub struct Setting<'a> {
 
 /// What one turn of one program gave.
 struct Sample {
-    dump: Took,
+    dump: Timing,
     frozen_ns: u64,
     plan_ms: Option<f64>,
-    restore: Took,
+    restore: Timing,
     runs_again_ns: u64,
     image_bytes: u64,
 }

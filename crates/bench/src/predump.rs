@@ -3,7 +3,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::{Error, Result};
-use crate::redis::{Doing, latencies};
+use crate::redis::{Activity, latencies};
 use crate::rounds::{Arguments, Bench, Kind};
 use crate::tool::{Tool, timed};
 use crate::writer::Writer;
@@ -38,7 +38,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         after = format!("\ncriu's pre-dump does not run here: `{failure}`.\n");
     }
     if !arguments.no_redis {
-        after += &latencies(&bench, &[Doing::Nothing, Doing::Rounds, Doing::Save])?;
+        after += &latencies(
+            &bench,
+            &[Activity::Nothing, Activity::Rounds, Activity::Save],
+        )?;
     }
     bench.write(MARKS, &after)
 }

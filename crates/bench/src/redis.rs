@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What is done to the server while it is under load, over and over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doing {
+pub enum Activity {
     /// Nothing.
     Nothing,
     /// Rounds of a pre-dump.
@@ -29,7 +29,7 @@ pub enum Doing {
     Save,
 }
 
-impl Doing {
+impl Activity {
     fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -44,7 +44,7 @@ impl Doing {
 ///
 /// # Errors
 /// When redis is missing or anything fails.
-pub fn latencies(bench: &Bench, all: &[Doing]) -> Result<String> {
+pub fn latencies(bench: &Bench, all: &[Activity]) -> Result<String> {
     // Half a gigabyte, or a sixth of that in a quick measurement.
     let quick = bench.rounds < 5;
     let keys = if quick { 150_000 } else { 450_000 };
@@ -67,7 +67,7 @@ pub fn latencies(bench: &Bench, all: &[Doing]) -> Result<String> {
             .map_err(kernel_error("wait for a load"))?
             .is_none()
         {
-            if *doing == Doing::Nothing {
+            if *doing == Activity::Nothing {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             }
@@ -103,7 +103,7 @@ fn ended(load: &mut Child) -> Result<bool> {
 }
 
 /// Adds what redis-benchmark says of its writes and reads: of each number the worse one.
-fn write_row(out: &mut String, doing: Doing, times: usize, csv: &str) -> Result<()> {
+fn write_row(out: &mut String, doing: Activity, times: usize, csv: &str) -> Result<()> {
     let row = |name: &str| -> Option<Vec<f64>> {
         let prefix = format!("\"{name}\",");
         let line = csv.lines().find_map(|line| line.strip_prefix(&prefix))?;
@@ -252,24 +252,24 @@ impl Server {
     }
 
     /// Does it once; `times` tells how often it was done before.
-    fn save(&mut self, doing: Doing, bench: &Bench, times: usize) -> Result<()> {
+    fn save(&mut self, doing: Activity, bench: &Bench, times: usize) -> Result<()> {
         let pid = Pid::from_child(&self.child);
         let said = |images: &Path| images.join("said.log");
         match doing {
-            Doing::Nothing => Ok(()),
-            Doing::Save => {
+            Activity::Nothing => Ok(()),
+            Activity::Save => {
                 self.ask(&["BGSAVE"])?;
                 self.wait("its child", |server| {
                     Ok(server.info("rdb_bgsave_in_progress")? == 0)
                 })
             }
-            Doing::Live => {
+            Activity::Live => {
                 let images = bench.folder("images")?;
                 let mut command = bench.stillframe.dump(pid, &images, true, false);
                 command.args(["--live", "--tcp-established"]);
                 crate::tool::timed(&mut command, &said(&images)).map(drop)
             }
-            Doing::Rounds => {
+            Activity::Rounds => {
                 let images = bench.folder(&times.to_string())?;
                 let mut command = bench.stillframe.pre_dump(pid, &images);
                 if let Some(last) = times.checked_sub(1) {
@@ -312,11 +312,11 @@ mod tests {
             \"SET\",\"50000.5\",\"0.1\",\"0.02\",\"0.3\",\"0.5\",\"0.9\",\"12.0\"\n\
             \"GET\",\"60000.0\",\"0.1\",\"0.02\",\"0.2\",\"0.6\",\"0.8\",\"3.0\"\n";
         let mut out = String::new();
-        write_row(&mut out, Doing::Live, 4, csv).expect("it is understood");
+        write_row(&mut out, Activity::Live, 4, csv).expect("it is understood");
         assert_eq!(
             out,
             "| live dumps | 4 | 50000 | 0.30 | 0.60 | 0.90 | 12.0 |\n"
         );
-        assert!(write_row(&mut out, Doing::Live, 4, "nothing").is_err());
+        assert!(write_row(&mut out, Activity::Live, 4, "nothing").is_err());
     }
 }

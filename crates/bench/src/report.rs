@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Result, file_error};
-use crate::plot;
 use crate::record::{Calls, Cell, Record, Series, median};
 use crate::runs;
 use crate::suite::name_of;
@@ -64,7 +63,7 @@ pub const QUANTITIES: &[Quantity] = &[
     },
 ];
 
-/// Writes the page and the plot from kept numbers again.
+/// Writes the page from kept numbers again.
 ///
 /// # Errors
 /// When a file cannot be read or written.
@@ -73,7 +72,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     show(&record, &arguments.numbers, &arguments.folder)
 }
 
-/// Keeps the numbers, and writes the plot and the page below a folder.
+/// Keeps the numbers, and writes the page below a folder.
 ///
 /// # Errors
 /// When a file cannot be written.
@@ -82,17 +81,13 @@ pub fn write(record: &Record, folder: &Path) -> Result<()> {
     show(record, &numbers, folder)
 }
 
-/// Writes the plot and the page below a folder, and prints the page's tables.
+/// Writes the page below a folder, and prints the page's tables.
 fn show(record: &Record, numbers: &Path, folder: &Path) -> Result<()> {
-    let kept = folder.join("benchmarks");
-    std::fs::create_dir_all(&kept).map_err(file_error("make", &kept))?;
-    let picture = kept.join("process.svg");
-    std::fs::write(&picture, plot::draw(record)).map_err(file_error("write", &picture))?;
     let page = folder.join("benchmarks.md");
     let tables = format!("{}\n\n{}", tables(record), runs::link(folder, numbers));
     put_between(&page, (BEGIN, END), &tables)?;
     println!("{tables}");
-    eprintln!("written: {} and {}", page.display(), kept.display());
+    eprintln!("written: {}", page.display());
     Ok(())
 }
 
@@ -152,7 +147,6 @@ fn tables(record: &Record) -> String {
         record.rounds
     );
     ratios(record, &mut out);
-    let _ = writeln!(out, "![ratios](benchmarks/process.svg)\n");
     medians(record, &mut out);
     for cell in &record.cells {
         calls(record, cell, &mut out);
@@ -294,7 +288,7 @@ fn head(out: &mut String, first: &str) {
 }
 
 /// Returns a cell's name for people.
-pub fn title(cell: &Cell) -> String {
+fn title(cell: &Cell) -> String {
     let workload =
         Workload::find(&cell.workload).map_or(cell.workload.as_str(), |known| known.title);
     let cold = if cell.cache == Cache::Cold {
@@ -306,7 +300,7 @@ pub fn title(cell: &Cell) -> String {
 }
 
 /// Returns the shares of the peer's dump and restore that were set as goals for a cell.
-pub fn goals(cell: &Cell) -> [Option<f64>; 2] {
+fn goals(cell: &Cell) -> [Option<f64>; 2] {
     match cell.cache {
         Cache::Warm => Workload::find(&cell.workload).map_or([None, None], |known| known.goals),
         Cache::Cold => [None, None],
@@ -314,7 +308,7 @@ pub fn goals(cell: &Cell) -> [Option<f64>; 2] {
 }
 
 /// Returns the second program's median as a share of the first one's.
-pub fn ratio(cell: &Cell, quantity: &Quantity) -> Option<f64> {
+fn ratio(cell: &Cell, quantity: &Quantity) -> Option<f64> {
     let of = |index: usize| median(&(quantity.of)(cell.series.get(index)?));
     let (peer, ours) = (of(0)?, of(1)?);
     (peer > 0.0).then(|| ours / peer)

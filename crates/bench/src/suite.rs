@@ -25,7 +25,7 @@ pub struct Arguments {
     /// Only with the peer's cache, or only without it.
     #[arg(long)]
     cache: Option<Cache>,
-    /// Where the table, the plot and the numbers are written.
+    /// Where the table and the numbers are written.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }
@@ -65,7 +65,7 @@ pub struct Choice {
 
 /// What the measuring part is told.
 #[derive(clap::Args)]
-pub struct Inside {
+pub struct InnerArguments {
     #[command(flatten)]
     choice: Choice,
     #[arg(long)]
@@ -127,7 +127,7 @@ pub fn measure_all(choice: &Choice, rounds: usize, only: Option<Cache>) -> Resul
 ///
 /// # Errors
 /// When anything fails that is measured.
-pub fn run_inside(arguments: &Inside) -> Result<()> {
+pub fn run_inside(arguments: &InnerArguments) -> Result<()> {
     isolate::close_inherited()?;
     // Subjects come back to this process when their starter is gone, so that it can reap them.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
@@ -176,7 +176,7 @@ pub fn run_inside(arguments: &Inside) -> Result<()> {
     record.write(&arguments.numbers)
 }
 
-fn cache_is_counted(arguments: &Inside) -> bool {
+fn cache_is_counted(arguments: &InnerArguments) -> bool {
     arguments.cache == Cache::Warm || arguments.choice.cold_as_well
 }
 

@@ -17,7 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// What the first task tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pulse {
+pub struct TargetReport {
     /// How often it looked at the clock.
     pub beats: u64,
     /// The longest time between two looks, in nanoseconds.
@@ -80,7 +80,7 @@ impl Target {
     ///
     /// # Errors
     /// When it is gone.
-    pub fn pulse(&self) -> Result<Pulse> {
+    pub fn pulse(&self) -> Result<TargetReport> {
         let mut bytes = [0; 24];
         let path = self.memory_path();
         File::open(&path)
@@ -88,7 +88,7 @@ impl Target {
             .map_err(file_error("read", &path))?;
         let word =
             |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        Ok(Pulse {
+        Ok(TargetReport {
             beats: word(0),
             longest_ns: word(8),
             end_ns: word(16),

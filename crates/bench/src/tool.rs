@@ -34,7 +34,7 @@ pub struct Tool {
 
 /// When something began and how long it took.
 #[derive(Debug, Clone, Copy)]
-pub struct Took {
+pub struct Timing {
     /// Since 1970, in nanoseconds.
     pub start_ns: u64,
     /// In nanoseconds.
@@ -106,7 +106,7 @@ impl Tool {
 ///
 /// # Errors
 /// When it cannot be started, fails (with the end of what it said) or does not end.
-pub fn timed(command: &mut Command, said: &Path) -> Result<Took> {
+pub fn timed(command: &mut Command, said: &Path) -> Result<Timing> {
     let output = File::create(said).map_err(file_error("create", said))?;
     let second = output.try_clone().map_err(file_error("share", said))?;
     command.stdout(output).stderr(second);
@@ -141,7 +141,7 @@ pub fn timed(command: &mut Command, said: &Path) -> Result<Took> {
             said: end_of(said),
         });
     }
-    Ok(Took { start_ns, ns })
+    Ok(Timing { start_ns, ns })
 }
 
 /// Returns the last lines of a file.

@@ -12,7 +12,7 @@ use serde::Serialize;
 use testkit::huge_pages::HugePages;
 
 use crate::error::{Error, Result, file_error, kernel_error};
-use crate::guest::{Ability, Contents, Size, Touched};
+use crate::guest::{Ability, Contents, Size, TouchTiming};
 use crate::machine::Machine;
 use crate::record::median;
 use crate::report::{self, put_between};
@@ -61,7 +61,7 @@ pub struct Arguments {
 /// Who brings pages in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum By {
+enum Fetcher {
     /// The kernel alone, without a userfaultfd.
     Bare,
     /// `serve`.
@@ -72,7 +72,7 @@ enum By {
     Prefetch,
 }
 
-impl By {
+impl Fetcher {
     const fn options(self) -> &'static [&'static str] {
         match self {
             Self::Bare | Self::Serve => &[],
@@ -89,7 +89,7 @@ struct Workload {
     contents: Contents,
     /// It is given up before it is touched.
     removed: bool,
-    by: &'static [By],
+    by: &'static [Fetcher],
     /// The speed that is wanted, as a share of the bare kernel's, for small and for huge pages.
     goals: [Option<f64>; 2],
 }
@@ -99,35 +99,35 @@ const WORKLOADS: [Workload; 5] = [
         title: "all empty",
         contents: Contents::Empty,
         removed: false,
-        by: &[By::Bare, By::Serve, By::NoUnregister],
+        by: &[Fetcher::Bare, Fetcher::Serve, Fetcher::NoUnregister],
         goals: [Some(0.9), Some(0.95)],
     },
     Workload {
         title: "half of it data",
         contents: Contents::Half,
         removed: false,
-        by: &[By::Bare, By::Serve, By::NoUnregister],
+        by: &[Fetcher::Bare, Fetcher::Serve, Fetcher::NoUnregister],
         goals: [None, None],
     },
     Workload {
         title: "all data",
         contents: Contents::Data,
         removed: false,
-        by: &[By::Bare, By::Serve],
+        by: &[Fetcher::Bare, Fetcher::Serve],
         goals: [None, Some(0.8)],
     },
     Workload {
         title: "all data, `--prefetch all`",
         contents: Contents::Data,
         removed: false,
-        by: &[By::Bare, By::Prefetch],
+        by: &[Fetcher::Bare, Fetcher::Prefetch],
         goals: [None, Some(1.1)],
     },
     Workload {
         title: "given up, touched again",
         contents: Contents::Data,
         removed: true,
-        by: &[By::Bare, By::Serve, By::NoUnregister],
+        by: &[Fetcher::Bare, Fetcher::Serve, Fetcher::NoUnregister],
         goals: [None, Some(0.95)],
     },
 ];
@@ -152,10 +152,10 @@ struct Cell {
 
 #[derive(Serialize)]
 struct Series {
-    by: By,
-    touched: Vec<Touched>,
+    by: Fetcher,
+    touched: Vec<TouchTiming>,
     /// Touches of pages at random places, afterwards not in order.
-    random: Vec<Touched>,
+    random: Vec<TouchTiming>,
 }
 
 /// Differences of a guest that has written some pages, a value for each round.
@@ -290,13 +290,13 @@ impl Bench<'_> {
     /// Lets all in turn have the same touched.
     fn measure(&self, size: Size, workload: Workload) -> Result<Cell> {
         let servers = workload.by.iter().map(|by| match by {
-            By::Bare => Ok(None),
+            Fetcher::Bare => Ok(None),
             by => self
                 .serve(workload.contents, &format!("{by:?}"), by.options())
                 .map(Some),
         });
         let servers = servers.collect::<Result<Vec<_>>>()?;
-        let series = |by: &By| Series {
+        let series = |by: &Fetcher| Series {
             by: *by,
             touched: Vec::new(),
             random: Vec::new(),
@@ -325,7 +325,7 @@ impl Bench<'_> {
         server: Option<&Server>,
         size: Size,
         workload: Workload,
-    ) -> Result<[Touched; 2]> {
+    ) -> Result<[TouchTiming; 2]> {
         let mut guest = self.guest(server, size, workload.contents)?;
         let (mut touched, mut order) = (guest.ask("touch")?, "touch");
         if workload.removed {
@@ -336,7 +336,7 @@ impl Bench<'_> {
             guest.ask("check")?;
         }
         let read = |answer| {
-            serde_json::from_value::<Touched>(answer).map_err(|error| Error::Nothing {
+            serde_json::from_value::<TouchTiming>(answer).map_err(|error| Error::Nothing {
                 what: format!("a guest answered to {order}: {error}"),
             })
         };
@@ -418,7 +418,7 @@ fn quiet(server: &Server) -> Result<()> {
     Ok(())
 }
 
-fn middle(touched: &[Touched], of: fn(&Touched) -> u64) -> f64 {
+fn middle(touched: &[TouchTiming], of: fn(&TouchTiming) -> u64) -> f64 {
     let values = touched.iter().map(|one| of(one) as f64).collect::<Vec<_>>();
     median(&values).unwrap_or_default()
 }
@@ -513,10 +513,10 @@ fn latencies(out: &mut String, numbers: &Numbers) {
                 cell.size.title(),
                 cell.workload.title,
                 match series.by {
-                    By::Bare => "bare kernel",
-                    By::Serve => "`serve`",
-                    By::NoUnregister => "`--no-unregister`",
-                    By::Prefetch => "`--prefetch all`",
+                    Fetcher::Bare => "bare kernel",
+                    Fetcher::Serve => "`serve`",
+                    Fetcher::NoUnregister => "`--no-unregister`",
+                    Fetcher::Prefetch => "`--prefetch all`",
                 },
                 us(|one| one.p50_ns),
                 us(|one| one.p99_ns),

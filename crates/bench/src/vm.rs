@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 use testkit::machine::linux::{self, Emulator, Line, Linux};
 
-use self::theirs::Way;
+use self::theirs::QemuMethod;
 use crate::error::{Error, Result, file_error};
 use crate::machine::Machine;
 use crate::monitor::{Monitor, private_mib};
@@ -156,7 +156,7 @@ struct Bench {
     /// What has images whose caches are cold.
     disk: PathBuf,
     /// QEMU's own.
-    ways: Vec<Way>,
+    ways: Vec<QemuMethod>,
     /// How often machines were started: those of before may not have ended quite.
     turn: u32,
     record: Record,
@@ -206,7 +206,7 @@ impl Bench {
         drop(line);
         let mut monitor = Monitor::to(&guest.qmp)?;
         self.record.qemu = monitor.version.to_string();
-        self.ways = Way::of(monitor.version.major);
+        self.ways = QemuMethod::of(monitor.version.major);
         // QEMU's template: the file of the memory stays as it is, devices go into another.
         monitor.capability("x-ignore-shared", true)?;
         monitor.call("stop", json!({}))?;

@@ -80,7 +80,7 @@ fn write(memory: &mut [u8], pages_per_s: u64) -> ! {
 
 /// What the target tells.
 #[derive(Debug, Clone, Copy)]
-pub struct Look {
+pub struct WriterReport {
     /// Looks at the clock.
     pub looks: u64,
     /// The longest time between two of them, in nanoseconds.
@@ -135,7 +135,7 @@ impl Writer {
     ///
     /// # Errors
     /// When it is gone.
-    pub fn look(&self) -> Result<Look> {
+    pub fn look(&self) -> Result<WriterReport> {
         let mut bytes = [0; 24];
         let path = self.memory_path();
         File::open(&path)
@@ -143,7 +143,7 @@ impl Writer {
             .map_err(file_error("read", &path))?;
         let word =
             |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        Ok(Look {
+        Ok(WriterReport {
             looks: word(0),
             longest_ns: word(8),
             written_pages: word(16),

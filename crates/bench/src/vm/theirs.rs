@@ -14,7 +14,7 @@ const CHANNELS: u32 = 2;
 
 /// A way of QEMU's to save a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum QemuMethod {
     /// A migration into a program that writes a file.
     Cat,
     /// A migration into a file.
@@ -25,7 +25,7 @@ pub enum Way {
     Snapshot,
 }
 
-impl Way {
+impl QemuMethod {
     /// Those that QEMU of this major version has.
     pub fn of(major: u32) -> Vec<Self> {
         match major {
@@ -118,7 +118,7 @@ impl Way {
 /// # Errors
 /// When QEMU does not.
 pub fn make_snapshots(guest: &Linux, folder: &Path, name: &str) -> Result<()> {
-    let file = Way::Snapshot.file(folder, name);
+    let file = QemuMethod::Snapshot.file(folder, name);
     let _ = std::fs::remove_file(&file);
     let with = json!({ "device": "snapshots", "snapshot-file": file, "format": "qcow2" });
     let mut monitor = Monitor::to(&guest.qmp)?;
@@ -139,11 +139,11 @@ pub fn drive(folder: &Path, name: &str) -> Result<[String; 2]> {
 
 impl Bench {
     /// Starts one machine of what QEMU has saved in `folder`; gives what [`Bench::ours`] does.
-    pub fn theirs(&self, way: Way, folder: &Path) -> Result<Vec<f64>> {
+    pub fn theirs(&self, way: QemuMethod, folder: &Path) -> Result<Vec<f64>> {
         let file = way.file(folder, "base");
         let mut more = vec!["-incoming", "defer"];
         let drive = format!("file={},format=qcow2,if=none,id=snapshots", file.display());
-        if way == Way::Snapshot {
+        if way == QemuMethod::Snapshot {
             more = vec!["-drive", &drive, "-loadvm", "saved"];
         }
         let words = self.words("theirs.memory", "on");
@@ -152,10 +152,10 @@ impl Bench {
         let begun = Instant::now();
         let machine = Linux::start(&self.folder, "theirs", &words, &more);
         let mut monitor = Monitor::to(&machine.qmp)?;
-        if way != Way::Snapshot {
+        if way != QemuMethod::Snapshot {
             way.set(&mut monitor)?;
             let from = match way {
-                Way::Cat => format!("exec:cat {}", file.display()),
+                QemuMethod::Cat => format!("exec:cat {}", file.display()),
                 _ => format!("file:{}", file.display()),
             };
             monitor.begin_incoming(&from)?;

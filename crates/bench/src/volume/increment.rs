@@ -18,12 +18,12 @@ const CHANGED_BYTES: u64 = 73 << 20;
 const PIECE_BYTES: u64 = 512 << 10;
 
 /// What each way begins with, and what it does then.
-struct Ways<'a> {
+struct Methods<'a> {
     setting: &'a Setting,
     folder: PathBuf,
 }
 
-impl Ways<'_> {
+impl Methods<'_> {
     const NAMES: [&'static str; 3] = ["stillframe", "dump -1 -b 1000", "restic"];
 
     fn command(&self, number: usize, device: &Device, files: &Path, is_first: bool) -> Command {
@@ -74,12 +74,12 @@ impl Ways<'_> {
 /// When that fails.
 pub fn measure(setting: &Setting, file: &Path) -> Result<(Vec<Row>, f64)> {
     let folder = setting.fresh()?;
-    let ways = Ways { setting, folder };
+    let ways = Methods { setting, folder };
     let said = setting.said();
     let files = setting.disk.path().join("mounted");
     timed(restic(&ways.folder).arg("init"), &said)?;
     let device = Device::attach(file)?;
-    for number in 0..Ways::NAMES.len() {
+    for number in 0..Methods::NAMES.len() {
         let mounted = (number == 2)
             .then(|| device.mount(setting, "ro"))
             .transpose()?;
@@ -93,7 +93,7 @@ pub fn measure(setting: &Setting, file: &Path) -> Result<(Vec<Row>, f64)> {
     change(mounted.path(), &mut left)?;
     drop(mounted);
     let kept = setting.memory.path().join("kept");
-    let mut rows = Ways::NAMES.map(|way| Row::new("disk, none", way));
+    let mut rows = Methods::NAMES.map(|way| Row::new("disk, none", way));
     for _ in 0..setting.rounds {
         for (number, row) in rows.iter_mut().enumerate() {
             let mounted = (number == 2)

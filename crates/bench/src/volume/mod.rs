@@ -22,8 +22,8 @@ use crate::runs;
 use crate::tool::timed;
 
 use place::{Device, Medium};
-use rotating::Rotating;
-use ways::Way;
+use rotating::RotatingDisk;
+use ways::Method;
 
 const BEGIN: &str = "<!-- volume:begin, written by `cargo xtask bench volume` -->";
 const END: &str = "<!-- volume:end -->";
@@ -178,12 +178,12 @@ fn rotate(setting: &Setting, mib: u64) -> Result<(Vec<Row>, f64)> {
     let file = setting.memory.path().join("rotating");
     place::fill(setting, &file, mib)?;
     let used = ways::used(setting, &file)?;
-    let disk = Rotating::with(&file)?;
+    let disk = RotatingDisk::with(&file)?;
     let mut rows = Vec::new();
     for scheduler in ["mq-deadline", "bfq"] {
         let attach = || disk.attach(scheduler);
         let place = format!("rotating, {scheduler}");
-        let ways = Way::ALL.into_iter().filter(|way| way.is_fast());
+        let ways = Method::ALL.into_iter().filter(|way| way.is_fast());
         rows.extend(in_turn(
             setting,
             &used,
@@ -208,7 +208,7 @@ fn save(
     let place = format!("{}, {scheduler}", medium.name());
     // Slow ways are measured once, in one place: what a scheduler changes is seen of the others.
     let is_first = scheduler == "none" && medium == Medium::Disk;
-    let ways = Way::ALL.into_iter();
+    let ways = Method::ALL.into_iter();
     let ways = ways.filter(|way| is_first || way.is_fast());
     let attach = || {
         let device = Device::attach(&copy)?;
@@ -225,7 +225,7 @@ fn in_turn(
     setting: &Setting,
     used: &raw::Ranges,
     place: &str,
-    ways: &[Way],
+    ways: &[Method],
     attach: impl Fn() -> Result<Device>,
 ) -> Result<Vec<Row>> {
     let mut rows = ways.iter().map(|way| Row::new(place, way.name()));
@@ -259,7 +259,7 @@ fn in_turn(
 fn restore(setting: &Setting, file: &Path, used: &raw::Ranges) -> Result<Vec<Row>> {
     let made = setting.fresh()?;
     let volume = Device::attach(file)?;
-    let mut dump = Way::Shared
+    let mut dump = Method::Shared
         .command(setting, &volume, None, &made)?
         .expect("a command");
     timed(&mut dump, &setting.said())?;

@@ -194,13 +194,13 @@ impl Device {
 
     /// # Errors
     /// When it cannot be mounted.
-    pub fn mount(&self, setting: &Setting, options: &str) -> Result<Mounted> {
+    pub fn mount(&self, setting: &Setting, options: &str) -> Result<MountedDevice> {
         let point = setting.disk.path().join("mounted");
         fs::create_dir_all(&point).map_err(file_error("make", &point))?;
         let mut command = Command::new("mount");
         command.args(["-o", options]).arg(&self.0).arg(&point);
         timed(&mut command, &setting.said())?;
-        Ok(Mounted(point))
+        Ok(MountedDevice(point))
     }
 }
 
@@ -211,15 +211,15 @@ impl Drop for Device {
 }
 
 /// A mounted device, until this is dropped.
-pub struct Mounted(PathBuf);
+pub struct MountedDevice(PathBuf);
 
-impl Mounted {
+impl MountedDevice {
     pub fn path(&self) -> &Path {
         &self.0
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedDevice {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
     }

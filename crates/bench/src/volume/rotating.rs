@@ -33,12 +33,12 @@ const FILE: u64 = 2;
 const VALID: Duration = Duration::from_secs(86_400);
 
 /// A disk; it is gone when this is dropped and nobody uses it any more.
-pub struct Rotating {
+pub struct RotatingDisk {
     /// The mount, which is nowhere.
     mount: OwnedFd,
 }
 
-impl Rotating {
+impl RotatingDisk {
     /// A disk that has the bytes of a file.
     ///
     /// # Errors

@@ -6,16 +6,15 @@ use std::process::Command;
 use image::{PAGE_BYTES, Reader, SpaceId};
 use store::Directory;
 
-use super::place::{Device, Mounted};
+use super::place::{Device, MountedDevice};
 use super::raw::Ranges;
 use super::{Setting, kernel_error};
-use crate::chain::failed;
-use crate::error::Result;
+use crate::error::{Result, image_error};
 use crate::tool::timed;
 
 /// One of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Method {
     /// The blocks in use are read, and nothing is done with them.
     Raw,
     Shared,
@@ -30,7 +29,7 @@ pub enum Way {
     Restic,
 }
 
-impl Way {
+impl Method {
     /// In the order of their turns.
     pub const ALL: [Self; 10] = [
         Self::Raw,
@@ -82,7 +81,7 @@ impl Way {
         self,
         setting: &Setting,
         device: &Device,
-        mounted: Option<&Mounted>,
+        mounted: Option<&MountedDevice>,
         made: &Path,
     ) -> Result<Option<Command>> {
         let start = |program: &str, words: &[&str]| {
@@ -96,7 +95,7 @@ impl Way {
             command.arg(made.join("image")).arg(device.path());
             command
         };
-        let files = mounted.map_or(Path::new(""), Mounted::path);
+        let files = mounted.map_or(Path::new(""), MountedDevice::path);
         let mut command = match self {
             Self::Raw => return Ok(None),
             Self::Shared => ours("shared"),
@@ -162,10 +161,10 @@ pub fn restic(made: &Path) -> Command {
 pub fn used(setting: &Setting, file: &Path) -> Result<Ranges> {
     let made = setting.fresh()?;
     let device = Device::attach(file)?;
-    let dump = Way::Shared.command(setting, &device, None, &made)?;
+    let dump = Method::Shared.command(setting, &device, None, &made)?;
     timed(&mut dump.expect("it has one"), &setting.said())?;
-    let store = Directory::open(made.join("image")).map_err(failed("open the image"))?;
-    let reader = Reader::open(&store).map_err(failed("open the image"))?;
+    let store = Directory::open(made.join("image")).map_err(image_error("open the image"))?;
+    let reader = Reader::open(&store).map_err(image_error("open the image"))?;
     let space = SpaceId(1);
     let pages = device.len_bytes()?.div_ceil(PAGE_BYTES as u64);
     let mut ranges = Ranges::new();
@@ -173,7 +172,7 @@ pub fn used(setting: &Setting, file: &Path) -> Result<Ranges> {
         let mut page = known.start;
         while page < known.end {
             let located = reader.locate(space, page, known.end - page);
-            let located = located.map_err(failed("look into the image"))?;
+            let located = located.map_err(image_error("look into the image"))?;
             let next = page + u64::from(located.pages);
             let bytes = page * PAGE_BYTES as u64..next * PAGE_BYTES as u64;
             match ranges.last_mut() {
