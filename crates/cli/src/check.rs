@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use sys::features::{self, Feature, Need, Outcome};
 
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::options::Options;
 use crate::output;
 
 /// A feature that was tried.
-struct Tried {
+struct FeatureResult {
     feature: &'static Feature,
     outcome: Outcome,
 }
@@ -51,12 +51,12 @@ fn run_named(options: &Options) -> Result<Status, Failure> {
         let feature = features::named(name);
         chosen.push(feature.ok_or_else(|| Failure::NoSuchFeature(name.clone()))?);
     }
-    let tried: Vec<Tried> = chosen.into_iter().map(Tried::new).collect();
+    let tried: Vec<FeatureResult> = chosen.into_iter().map(FeatureResult::new).collect();
     let missing = tried.iter().any(|tried| tried.outcome.is_err());
     if options.json {
         output::say(&format!("{}\n", to_json(&tried)));
     } else {
-        for Tried { feature, outcome } in &tried {
+        for FeatureResult { feature, outcome } in &tried {
             match outcome {
                 Ok(_) => output::say(&format!("{} is supported\n", feature.name)),
                 Err(why) => {
@@ -79,7 +79,7 @@ fn run_image(options: &Options, directory: &Path) -> Result<Status, Failure> {
             doing: "check",
             source: Box::new(source),
         };
-        Wanted::Tree.explain(directory, failure)
+        ExpectedKind::Tree.explain(directory, failure)
     })?;
     let is_met = needs.iter().all(|need| need.outcome.is_ok());
     if options.json {
@@ -111,7 +111,7 @@ fn run_image(options: &Options, directory: &Path) -> Result<Status, Failure> {
 fn run_all(options: &Options) -> Status {
     let mut tried = Vec::new();
     for feature in features::all() {
-        let one = Tried::new(feature);
+        let one = FeatureResult::new(feature);
         if !options.json {
             output::say(&one.line());
         }
@@ -166,7 +166,7 @@ fn host_line(host: &HostFacts) -> String {
     format!("vDSO {id}: {bytes} bytes, {functions} names of functions ({from})")
 }
 
-impl Tried {
+impl FeatureResult {
     fn new(feature: &'static Feature) -> Self {
         let outcome = feature.probe();
         match &outcome {
@@ -195,10 +195,10 @@ fn line(name: &str, answer: &str, what: &str, outcome: &Outcome) -> String {
     format!("{name:<26} {answer:<3} {what}{remark}\n")
 }
 
-fn to_json(tried: &[Tried]) -> Value {
+fn to_json(tried: &[FeatureResult]) -> Value {
     let features: Vec<Value> = tried
         .iter()
-        .map(|Tried { feature, outcome }| {
+        .map(|FeatureResult { feature, outcome }| {
             json!({
                 "name": feature.name,
                 "what": feature.what,

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::reading::{Origin, Words};
+use crate::command_line::{Origin, Words};
 
 /// The file for everybody.
 pub const GLOBAL: &str = "/etc/stillframe/default.conf";
@@ -16,7 +16,7 @@ pub const VARIABLE: &str = "STILLFRAME_CONFIG_FILE";
 /// A configuration file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the configuration file {}", .path.display())]
-pub struct Unreadable {
+pub struct UnreadableFile {
     /// The file.
     pub path: PathBuf,
     /// Why.
@@ -58,7 +58,7 @@ impl Places {
     ///
     /// # Errors
     /// A named file that is missing, or any that cannot be read.
-    pub fn read(&self) -> Result<Vec<Words>, Unreadable> {
+    pub fn read(&self) -> Result<Vec<Words>, UnreadableFile> {
         let mut lines = Vec::new();
         let optional = self.optional.iter().map(|path| (path, true));
         for (path, may_miss) in optional.chain(self.named.iter().map(|path| (path, false))) {
@@ -66,7 +66,7 @@ impl Places {
                 Ok(text) => lines.extend(parse(path, &text)),
                 Err(error) if may_miss && is_out_of_reach(&error) => {}
                 Err(source) => {
-                    return Err(Unreadable {
+                    return Err(UnreadableFile {
                         path: path.clone(),
                         source,
                     });

@@ -9,7 +9,7 @@ use process::{CpuCap, check_cpuinfo, dump_cpuinfo};
 use serde_json::json;
 
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::session::{GeneralArgs, LogArgs};
 use crate::{output, values};
 
@@ -77,7 +77,7 @@ impl Cpuinfo {
                 doing: "cpuinfo",
                 source: Box::new(source),
             };
-            Wanted::Processor.explain(&self.images_dir, failure)
+            ExpectedKind::Processor.explain(&self.images_dir, failure)
         })?;
         match (self.json, self.action) {
             (true, _) => output::say(&format!("{done}\n")),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use process::{Afterwards, DumpKind};
 
+use crate::command_line::Command;
 use crate::options::Options;
-use crate::reading::Command;
 use crate::values::{self, number, path, text};
 
 /// Whether an option has an argument.

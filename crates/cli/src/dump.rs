@@ -5,13 +5,13 @@ use std::time::Instant;
 use process::report::Unobserved;
 use process::{Afterwards, DumpKind, DumpReport};
 use serde_json::{Value, json};
-use volume::Dumped;
+use volume::DumpSummary;
 
 use crate::exit::{Failure, Status};
 use crate::joined::{Worker, join};
 use crate::options::Options;
 use crate::watch::Watch;
-use crate::with_volume::{self, Saving};
+use crate::with_volume::{self, DumpObserver};
 use crate::{output, statistics};
 
 /// Saves the tree.
@@ -37,7 +37,7 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
     let mut session = options.start("dump", true, idle, started)?;
     let mut wanted = options.to_dump(kind, &session.images_dir);
     let beside = with_volume::open(options, &session)?;
-    let mut saving = Saving::new(Watch::new(&session), beside.as_ref());
+    let mut saving = DumpObserver::new(Watch::new(&session), beside.as_ref());
     let mut inside = match join(&mut wanted, "dump", &mut saving)? {
         Worker::Here => None,
         Worker::Inside(_) if beside.is_some() => {
@@ -121,7 +121,7 @@ fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
     });
     Ok(Status::Done)
 }
-fn to_json(report: &DumpReport, volume: Option<&Dumped>) -> Value {
+fn to_json(report: &DumpReport, volume: Option<&DumpSummary>) -> Value {
     let known = &report.statistics;
     let mut told = json!({"dump": {
         "image": report.image,
@@ -149,7 +149,7 @@ fn to_json(report: &DumpReport, volume: Option<&Dumped>) -> Value {
     told
 }
 
-fn to_text(report: &DumpReport, volume: Option<&Dumped>) -> String {
+fn to_text(report: &DumpReport, volume: Option<&DumpSummary>) -> String {
     let (longest_us, total_us) = (report.longest_frozen_us, report.total_us);
     let wait_us = report.longest_wait_us;
     format!(

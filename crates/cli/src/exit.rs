@@ -9,7 +9,7 @@ use process::Obstacle;
 use serde_json::{Value, json};
 
 use crate::kind::Kind;
-use crate::{config, reading};
+use crate::{command_line, config};
 
 /// Exit statuses; docs/exit-codes.md explains them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,10 +77,10 @@ impl From<Blame> for Status {
 pub enum Failure {
     /// The command line or a configuration file makes no sense.
     #[error(transparent)]
-    Reading(reading::Error),
+    Reading(command_line::Error),
     /// A configuration file cannot be read.
     #[error(transparent)]
-    Configuration(config::Unreadable),
+    Configuration(config::UnreadableFile),
     /// The program file gives its callers privileges.
     #[error("a copy with privileges of its own (set-user-id, capabilities) does not run")]
     Raised,
@@ -193,11 +193,11 @@ impl Failure {
     /// Tells what to do next, where something can be done.
     pub fn advice(&self) -> Option<String> {
         let advice = match self {
-            Self::Reading(reading::Error::OptionUnsupported { .. }) => {
+            Self::Reading(command_line::Error::OptionUnsupported { .. }) => {
                 "leave the option out if the target does without it; docs/criu.md lists those \
                  that are there"
             }
-            Self::Reading(reading::Error::CommandUnsupported(_)) => {
+            Self::Reading(command_line::Error::CommandUnsupported(_)) => {
                 "`stillframe --help` lists the commands that are there"
             }
             Self::Reading(_) | Self::Usage(_) => "`stillframe COMMAND --help` lists the options",
@@ -278,7 +278,7 @@ mod tests {
     fn failures() -> Vec<Failure> {
         let denied = || std::io::Error::from_raw_os_error(13);
         vec![
-            Failure::Reading(reading::Error::CommandUnsupported("exec")),
+            Failure::Reading(command_line::Error::CommandUnsupported("exec")),
             Failure::Usage("--restore-sibling needs --restore-detached".to_owned()),
             Failure::Raised,
             Failure::NoSuchFeature("nope".to_owned()),

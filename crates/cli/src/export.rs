@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use vm::{ExportOptions, Exported};
+use vm::{ExportOptions, ExportSummary};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::output;
 
 /// Write the memory of a virtual machine's image to a file, as its monitor reads it
@@ -51,7 +51,8 @@ impl Export {
         let exported = vm::export(&options, &|done, total| bar.show(done, total));
         drop(bar);
         let exported = exported.map_err(Failure::machine("export"));
-        let exported = exported.map_err(|it| Wanted::Machine.explain(&self.images_dir, it))?;
+        let exported =
+            exported.map_err(|it| ExpectedKind::Machine.explain(&self.images_dir, it))?;
         let text = if self.json {
             format!("{}\n", to_json(&exported))
         } else {
@@ -62,7 +63,7 @@ impl Export {
     }
 }
 
-fn to_json(exported: &Exported) -> serde_json::Value {
+fn to_json(exported: &ExportSummary) -> serde_json::Value {
     json!({"export": {
         "pages": exported.pages,
         "written_pages": exported.written_pages,
@@ -70,7 +71,7 @@ fn to_json(exported: &Exported) -> serde_json::Value {
     }})
 }
 
-fn to_text(exported: &Exported) -> String {
+fn to_text(exported: &ExportSummary) -> String {
     let (pages, written) = (exported.pages, exported.written_pages);
     let state = exported.state_bytes;
     let state = state.map_or(String::new(), |bytes| format!("; {bytes} bytes of state"));

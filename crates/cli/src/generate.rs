@@ -5,20 +5,20 @@ use std::io::Write as _;
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
 
+use crate::command_line::Command;
 use crate::criu::{Argument, FLAGS, Fate};
 use crate::exit::{Failure, Status};
 use crate::output;
-use crate::reading::Command;
 
 /// Write shell completions or the manual page to stdout
 #[derive(Debug, Args)]
 pub struct Generate {
     #[command(subcommand)]
-    what: What,
+    what: Artifact,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum Artifact {
     /// Completions for a shell
     Completions {
         /// The shell
@@ -39,11 +39,11 @@ impl Generate {
         let mut text = Vec::new();
         let mut command = crate::parser();
         match self.what {
-            What::Completions { shell } => {
+            Artifact::Completions { shell } => {
                 clap_complete::generate(shell, &mut command, "stillframe", &mut text);
             }
-            What::Options => text = options().into_bytes(),
-            What::Man => manual(command, &mut text).expect("memory can be written"),
+            Artifact::Options => text = options().into_bytes(),
+            Artifact::Man => manual(command, &mut text).expect("memory can be written"),
         }
         output::say(&String::from_utf8_lossy(&text));
         Ok(Status::Done)

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use vm::{ImportOptions, Imported};
+use vm::{ImportOptions, ImportSummary};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::output;
 use crate::session::CompressArgs;
 
@@ -69,7 +69,7 @@ impl Import {
         drop(bar);
         let imported = imported.map_err(Failure::machine("import"));
         let imported = imported.map_err(|failure| match &self.parent {
-            Some(dir) => Wanted::Machine.explain(dir, failure),
+            Some(dir) => ExpectedKind::Machine.explain(dir, failure),
             None => failure,
         })?;
         let text = if self.json {
@@ -82,7 +82,7 @@ impl Import {
     }
 }
 
-fn to_json(imported: &Imported) -> serde_json::Value {
+fn to_json(imported: &ImportSummary) -> serde_json::Value {
     json!({"import": {
         "image": imported.image.to_string(),
         "pages": imported.pages,
@@ -92,7 +92,7 @@ fn to_json(imported: &Imported) -> serde_json::Value {
     }})
 }
 
-fn to_text(imported: &Imported) -> String {
+fn to_text(imported: &ImportSummary) -> String {
     format!(
         "image {} has {} pages: {} stored, {} zero, {} as in the parent image\n",
         imported.image,

@@ -18,7 +18,7 @@ pub enum Kind {
 
 /// The kind of image that a command takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ExpectedKind {
     /// A tree that can be restored.
     Tree,
     /// Such a tree, or a processor alone.
@@ -35,12 +35,12 @@ pub enum Wanted {
 
 /// An image in a directory, as far as it tells what it is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Found {
+struct ImageInfo {
     kind: Kind,
     has_volume: bool,
 }
 
-impl Found {
+impl ImageInfo {
     /// None where there is no image or it is damaged: who needed it says so.
     fn look(dir: &Path) -> Option<Self> {
         let images = dir.into();
@@ -53,11 +53,11 @@ impl Found {
     }
 }
 
-impl Wanted {
+impl ExpectedKind {
     /// Why `failure` came, if it is that the image in `dir` is of another kind.
     pub fn explain(self, dir: &Path, failure: Failure) -> Failure {
         let is_about_images = matches!(failure.status(), Status::Unsupported | Status::Corrupt);
-        match Found::look(dir) {
+        match ImageInfo::look(dir) {
             Some(found) if is_about_images && !self.takes(found) => Failure::OtherKind {
                 dir: dir.to_owned(),
                 kind: found.kind,
@@ -66,7 +66,7 @@ impl Wanted {
         }
     }
 
-    fn takes(self, found: Found) -> bool {
+    fn takes(self, found: ImageInfo) -> bool {
         let of = |kinds: &[ImageKind]| kinds.iter().any(|kind| found.kind == Kind::Of(*kind));
         match self {
             Self::Tree => of(&[ImageKind::Tree]),
@@ -122,11 +122,11 @@ mod tests {
         Kind::Qemu,
     ];
 
-    fn taken(wanted: Wanted, has_volume: bool) -> Vec<Kind> {
+    fn taken(wanted: ExpectedKind, has_volume: bool) -> Vec<Kind> {
         let kinds = KINDS.into_iter();
         let takes = |kind: &Kind| {
             let kind = *kind;
-            wanted.takes(Found { kind, has_volume })
+            wanted.takes(ImageInfo { kind, has_volume })
         };
         kinds.filter(takes).collect()
     }
@@ -134,22 +134,22 @@ mod tests {
     #[test]
     fn each_command_takes_its_kinds() {
         let [tree, predump, processor, machine, _, qemu] = KINDS;
-        assert_eq!(taken(Wanted::Tree, true), [tree]);
-        assert_eq!(taken(Wanted::Processor, true), [tree, processor]);
-        assert_eq!(taken(Wanted::TreeParent, true), [tree, predump]);
-        assert_eq!(taken(Wanted::Qemu, true), [qemu]);
-        assert_eq!(taken(Wanted::Machine, true), [machine, qemu]);
-        assert_eq!(taken(Wanted::Volume, true), KINDS);
-        assert_eq!(taken(Wanted::Volume, false), []);
+        assert_eq!(taken(ExpectedKind::Tree, true), [tree]);
+        assert_eq!(taken(ExpectedKind::Processor, true), [tree, processor]);
+        assert_eq!(taken(ExpectedKind::TreeParent, true), [tree, predump]);
+        assert_eq!(taken(ExpectedKind::Qemu, true), [qemu]);
+        assert_eq!(taken(ExpectedKind::Machine, true), [machine, qemu]);
+        assert_eq!(taken(ExpectedKind::Volume, true), KINDS);
+        assert_eq!(taken(ExpectedKind::Volume, false), []);
     }
 
     #[test]
     fn failure_about_no_image_stays() {
         let usage = Failure::Usage("x".to_owned());
-        let explained = Wanted::Tree.explain(Path::new("/nonexistent"), usage);
+        let explained = ExpectedKind::Tree.explain(Path::new("/nonexistent"), usage);
         assert!(matches!(explained, Failure::Usage(_)));
         let missing = Failure::machine("export")(vm::Error::Unfit("y".to_owned()));
-        let explained = Wanted::Machine.explain(Path::new("/nonexistent"), missing);
+        let explained = ExpectedKind::Machine.explain(Path::new("/nonexistent"), missing);
         assert!(matches!(explained, Failure::Machine { .. }));
     }
 }

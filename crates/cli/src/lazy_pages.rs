@@ -11,7 +11,7 @@ use serde_json::json;
 use store::Images;
 
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::restore::LAZY_PAGES_SOCKET;
 use crate::session::{GeneralArgs, LogArgs};
 use crate::{logfile, output};
@@ -95,7 +95,7 @@ impl LazyPages {
         };
         let served = process::serve_lazy_pages(&options, told.as_fd(), ready);
         let served = served.map_err(engine);
-        let trees = served.map_err(|it| Wanted::Tree.explain(&self.images_dir, it))?;
+        let trees = served.map_err(|it| ExpectedKind::Tree.explain(&self.images_dir, it))?;
         let text = match self.json {
             true => format!("{}\n", json!({"lazy_pages": {"trees": trees}})),
             false => format!("{trees} restores were served\n"),

@@ -10,6 +10,7 @@
 
 mod bar;
 mod check;
+mod command_line;
 mod config;
 mod cpuinfo;
 mod criu;
@@ -30,7 +31,6 @@ mod options;
 mod output;
 mod parse;
 mod pre_dump;
-mod reading;
 mod restore;
 mod serve;
 mod session;
@@ -47,10 +47,10 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand};
 
+use crate::command_line::{Command, CommandLine, Origin, Words};
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::options::Options;
-use crate::reading::{Command, Origin, Reading, Words};
 
 /// The parser of the whole command line: for help, the manual and completions.
 fn parser() -> clap::Command {
@@ -152,7 +152,7 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
                 (Ok(options), Command::Restore) => {
                     let dir = options.images_dir.clone();
                     let restored = restore::run(options, &idle, started);
-                    restored.map_err(|failure| Wanted::Tree.explain(&dir, failure))
+                    restored.map_err(|failure| ExpectedKind::Tree.explain(&dir, failure))
                 }
                 (Ok(options), _) => check::run(&options, started),
             }
@@ -186,19 +186,19 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
 /// Says of a dump that failed if its parent is an image of something else.
 fn about_parent(options: &Options, failure: Failure) -> Failure {
     match &options.prev_images_dir {
-        Some(dir) => Wanted::TreeParent.explain(&options.images_dir.join(dir), failure),
+        Some(dir) => ExpectedKind::TreeParent.explain(&options.images_dir.join(dir), failure),
         None => failure,
     }
 }
 
 /// Reads the command line and, for commands that have them, the configuration files before it.
-fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
-    let (defaults, named) = reading::configuration(&words);
+fn read(words: Vec<OsString>) -> Result<CommandLine, Failure> {
+    let (defaults, named) = command_line::configuration(&words);
     let line = Words {
         origin: Origin::CommandLine,
         words,
     };
-    let alone = reading::read(std::slice::from_ref(&line)).map_err(Failure::Reading)?;
+    let alone = command_line::read(std::slice::from_ref(&line)).map_err(Failure::Reading)?;
     let configured = alone.command.is_some_and(Command::is_configured);
     if !configured || alone.version {
         return Ok(alone);
@@ -210,7 +210,7 @@ fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
         return Ok(alone);
     }
     sources.push(line);
-    reading::read(&sources).map_err(Failure::Reading)
+    command_line::read(&sources).map_err(Failure::Reading)
 }
 
 /// Does what the words of a command say, or tells what is wrong with them.

@@ -8,9 +8,9 @@ use std::ffi::{OsStr, OsString};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::{Arg, ArgAction, ValueHint};
 
+use crate::command_line::{Command, CommandLine};
 use crate::criu::{Argument, FLAGS, Fate, Flag};
 use crate::options::Options;
-use crate::reading::{Command, Reading};
 
 /// The commands whose options are those of the table, with what is said of them.
 pub const COMMANDS: [(Command, &str, &str); 4] = [
@@ -36,7 +36,7 @@ pub const COMMANDS: [(Command, &str, &str); 4] = [
 ///
 /// # Errors
 /// What is wrong with it, or the help that was asked for.
-pub fn options(command: Command, reading: Reading) -> Result<Options, clap::Error> {
+pub fn options(command: Command, reading: CommandLine) -> Result<Options, clap::Error> {
     let mut options = Options::default();
     let mut set = reading.given.iter().map(|given| {
         let taken = given.flag.fate(command) == Fate::Taken;
@@ -142,7 +142,7 @@ fn parser_of(flag: &'static Flag) -> ValueParser {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reading::{Origin, Words, read};
+    use crate::command_line::{Origin, Words, read};
 
     /// Understands a line.
     fn understand(line: &[&str]) -> Result<Options, String> {

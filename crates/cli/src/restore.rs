@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait, waitpid};
 use serde_json::{Value, json};
 use store::Images;
-use volume::Attached;
+use volume::AttachedVolume;
 
 use crate::exit::{Failure, Status};
 use crate::options::Options;
 use crate::session::Session;
 use crate::watch::Watch;
-use crate::with_volume::{self, Restoring};
+use crate::with_volume::{self, RestoreObserver};
 use crate::{logfile, output};
 
 /// Where restores find a server of lazy pages, in the work directory, as with criu(8).
@@ -63,7 +63,7 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
     }
     let watch = Watch::new(&session).with_pidfile(pidfile)?;
     let attached = attach(&mut options, &session)?;
-    let mut watch = Restoring { watch, attached };
+    let mut watch = RestoreObserver { watch, attached };
     let mut restored = match process::restore(&options.restore, &mut watch) {
         Err(process::Error::Inside { code }) => {
             return Ok(Status::of_number(code).unwrap_or(Status::Failed));
@@ -81,7 +81,7 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         None => None,
     };
     watch.watch.done();
-    let mounted = watch.attached.map(Attached::keep);
+    let mounted = watch.attached.map(AttachedVolume::keep);
     session.ready();
     log::info!(
         "restored {} tasks in {} us",
@@ -107,7 +107,7 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
 }
 
 /// Brings back the volume that was saved with the tree, where one is asked for: it comes first.
-fn attach(options: &mut Options, session: &Session) -> Result<Option<Attached>, Failure> {
+fn attach(options: &mut Options, session: &Session) -> Result<Option<AttachedVolume>, Failure> {
     let Some(target) = options.with_volume.take() else {
         return Ok(None);
     };

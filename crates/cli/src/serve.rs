@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use vm::{OnError, OnExit, Otlp, Prefetch, ServeOptions};
+use vm::{ErrorPolicy, ExitPolicy, Otlp, Prefetch, ServeOptions};
 
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::session::{CompressArgs, LogArgs};
 use crate::{logfile, output};
 
@@ -29,7 +29,7 @@ pub struct Serve {
 
     /// What is brought in before it is asked for
     #[arg(long, value_enum, default_value = "none")]
-    prefetch: When,
+    prefetch: PrefetchMode,
 
     /// Add what machines want to the image when their sessions end, for --prefetch trace
     #[arg(long)]
@@ -84,7 +84,7 @@ pub struct Serve {
 
 /// What is brought in early.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum When {
+enum PrefetchMode {
     /// Nothing.
     None,
     /// What machines wanted that were served with --record, in their order.
@@ -128,20 +128,20 @@ impl Serve {
             socket: self.socket,
             control: self.control,
             prefetch: match self.prefetch {
-                When::None => Prefetch::None,
-                When::Trace => Prefetch::Trace,
-                When::All => Prefetch::All,
+                PrefetchMode::None => Prefetch::None,
+                PrefetchMode::Trace => Prefetch::Trace,
+                PrefetchMode::All => Prefetch::All,
             },
             record: self.record,
             unregister: !self.no_unregister,
             on_error: match self.on_error {
-                Fate::Kill => OnError::Kill,
-                Fate::Poison => OnError::Poison,
+                Fate::Kill => ErrorPolicy::Kill,
+                Fate::Poison => ErrorPolicy::Poison,
             },
             compress: self.compress.compress,
             on_exit: match self.on_exit {
-                Exit::Kill => OnExit::Kill,
-                Exit::Keep => OnExit::Keep(Duration::from_secs(self.keep_for)),
+                Exit::Kill => ExitPolicy::Kill,
+                Exit::Keep => ExitPolicy::Keep(Duration::from_secs(self.keep_for)),
             },
             share: self.share,
             take_over: self.take_over,
@@ -151,7 +151,8 @@ impl Serve {
         let ready = || log::info!("monitors can connect");
         let served = vm::serve(options, process::facts, ready);
         let sessions = served.map_err(Failure::machine("serve"));
-        let sessions = sessions.map_err(|it| Wanted::Machine.explain(&self.images_dir, it))?;
+        let sessions =
+            sessions.map_err(|it| ExpectedKind::Machine.explain(&self.images_dir, it))?;
         let text = match self.json {
             true => format!("{}\n", json!({"serve": {"sessions": sessions}})),
             false => format!("{sessions} sessions were served\n"),

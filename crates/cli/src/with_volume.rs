@@ -7,7 +7,7 @@ use image::{Companion, CompanionError};
 use process::{Observer, Stage, Veto};
 use rustix::process::Pid;
 use serde_json::{Value, json};
-use volume::{Attached, Beside, Dumped, IoContext, UnderWay};
+use volume::{AttachedVolume, CompanionDump, CompanionVolume, DumpSummary, IoContext};
 
 use crate::bar::Bar;
 use crate::exit::Failure;
@@ -16,7 +16,7 @@ use crate::session::Session;
 use crate::watch::Watch;
 
 /// A volume that is to be in the image of something else.
-pub struct Wanted<'a> {
+pub struct VolumeRequest<'a> {
     /// Its device, or where it is mounted.
     pub volume: &'a Path,
     /// Where the image goes.
@@ -36,8 +36,8 @@ pub struct Wanted<'a> {
 /// Opens the volume that is to be in the image of a dump, if there is one.
 ///
 /// # Errors
-/// Those of [`Wanted::open`].
-pub fn open(options: &Options, session: &Session) -> Result<Option<Beside>, Failure> {
+/// Those of [`VolumeRequest::open`].
+pub fn open(options: &Options, session: &Session) -> Result<Option<CompanionVolume>, Failure> {
     let Some(volume) = &options.with_volume else {
         return Ok(None);
     };
@@ -45,7 +45,7 @@ pub fn open(options: &Options, session: &Session) -> Result<Option<Beside>, Fail
     let log = options.log_file.as_ref();
     let log = log.filter(|log| log.as_os_str() != "-");
     let log = log.map(|log| session.work_dir.join(log));
-    let wanted = Wanted {
+    let wanted = VolumeRequest {
         volume,
         images_dir: &session.images_dir,
         parent: parent.map(|dir| session.images_dir.join(dir)),
@@ -57,12 +57,12 @@ pub fn open(options: &Options, session: &Session) -> Result<Option<Beside>, Fail
     wanted.open("dump").map(Some)
 }
 
-impl Wanted<'_> {
+impl VolumeRequest<'_> {
     /// Opens it for the command `doing`.
     ///
     /// # Errors
     /// Also where what the command writes to meanwhile is in it.
-    pub fn open(self, doing: &'static str) -> Result<Beside, Failure> {
+    pub fn open(self, doing: &'static str) -> Result<CompanionVolume, Failure> {
         let options = volume::DumpOptions {
             images: self.images_dir.into(),
             volume: self.volume.to_owned(),
@@ -75,7 +75,7 @@ impl Wanted<'_> {
             compress: self.compress,
             sync: self.sync,
         };
-        let beside = Beside::open(options).map_err(Failure::volume(doing))?;
+        let beside = CompanionVolume::open(options).map_err(Failure::volume(doing))?;
         let written = self.written.iter().map(PathBuf::as_path);
         for path in written.chain([self.images_dir]) {
             let refused = beside.refuse_inside(path);
@@ -86,16 +86,16 @@ impl Wanted<'_> {
 }
 
 /// A volume that is being saved with something else.
-pub struct SavedWith<'a> {
-    beside: &'a Beside,
-    under_way: Option<UnderWay<'a>>,
+pub struct CompanionSave<'a> {
+    beside: &'a CompanionVolume,
+    under_way: Option<CompanionDump<'a>>,
     bar: Bar,
-    dumped: Option<Dumped>,
+    dumped: Option<DumpSummary>,
 }
 
-impl<'a> SavedWith<'a> {
+impl<'a> CompanionSave<'a> {
     /// Nothing of it is read yet.
-    pub fn new(beside: &'a Beside) -> Self {
+    pub fn new(beside: &'a CompanionVolume) -> Self {
         Self {
             beside,
             under_way: None,
@@ -105,32 +105,32 @@ impl<'a> SavedWith<'a> {
     }
 
     /// What was saved.
-    pub fn dumped(self) -> Option<Dumped> {
+    pub fn dumped(self) -> Option<DumpSummary> {
         self.dumped
     }
 }
 
 /// Watches a dump, and saves a volume with the tree.
-pub struct Saving<'a> {
+pub struct DumpObserver<'a> {
     watch: Watch<'a>,
-    volume: Option<SavedWith<'a>>,
+    volume: Option<CompanionSave<'a>>,
 }
 
-impl<'a> Saving<'a> {
+impl<'a> DumpObserver<'a> {
     /// Watches with `watch`; saves the volume if there is one.
-    pub fn new(watch: Watch<'a>, beside: Option<&'a Beside>) -> Self {
-        let volume = beside.map(SavedWith::new);
+    pub fn new(watch: Watch<'a>, beside: Option<&'a CompanionVolume>) -> Self {
+        let volume = beside.map(CompanionSave::new);
         Self { watch, volume }
     }
 
     /// Ends the watch over work that succeeded; gives what was saved of a volume.
-    pub fn done(self) -> Option<Dumped> {
+    pub fn done(self) -> Option<DumpSummary> {
         self.watch.done();
-        self.volume.and_then(SavedWith::dumped)
+        self.volume.and_then(CompanionSave::dumped)
     }
 }
 
-impl Observer for Saving<'_> {
+impl Observer for DumpObserver<'_> {
     fn stage(&mut self, stage: Stage, root: Option<Pid>) -> Result<(), Veto> {
         self.watch.stage(stage, root)
     }
@@ -145,7 +145,7 @@ impl Observer for Saving<'_> {
     }
 }
 
-impl Companion for SavedWith<'_> {
+impl Companion for CompanionSave<'_> {
     fn begin(&mut self, image: &image::Writer) -> Result<(), CompanionError> {
         // What was read for an image that did not come to be is of no use.
         self.under_way = None;
@@ -174,7 +174,7 @@ fn failed(error: volume::Error) -> CompanionError {
 }
 
 /// What was saved of the volume.
-pub fn saved_to_json(dumped: &Dumped) -> Value {
+pub fn saved_to_json(dumped: &DumpSummary) -> Value {
     let us = |time: Duration| time.as_micros() as u64;
     let stops = dumped.stops.unwrap_or_default();
     json!({
@@ -188,7 +188,7 @@ pub fn saved_to_json(dumped: &Dumped) -> Value {
 }
 
 /// The same for people.
-pub fn saved_to_text(dumped: &Dumped) -> String {
+pub fn saved_to_text(dumped: &DumpSummary) -> String {
     let longest_us = dumped.stops.unwrap_or_default().longest.as_micros();
     format!(
         "pages of the volume {:>13}\nvolume frozen at one time {longest_us:>7} us\n",
@@ -200,7 +200,7 @@ pub fn saved_to_text(dumped: &Dumped) -> String {
 ///
 /// # Errors
 /// Nothing is mounted then.
-pub fn attach(images_dir: &Path, target: PathBuf) -> Result<Attached, Failure> {
+pub fn attach(images_dir: &Path, target: PathBuf) -> Result<AttachedVolume, Failure> {
     let wanted = volume::RestoreOptions {
         images: images_dir.into(),
         target,
@@ -222,12 +222,12 @@ pub fn moved(before: (u32, u32), now: (u32, u32)) -> String {
 }
 
 /// Watches a restore; its volume, if it has one, stays from the moment on in which tasks may run.
-pub struct Restoring<'a> {
+pub struct RestoreObserver<'a> {
     pub watch: Watch<'a>,
-    pub attached: Option<Attached>,
+    pub attached: Option<AttachedVolume>,
 }
 
-impl Observer for Restoring<'_> {
+impl Observer for RestoreObserver<'_> {
     fn stage(&mut self, stage: Stage, root: Option<Pid>) -> Result<(), Veto> {
         self.watch.stage(stage, root)?;
         if let (Stage::PreResume, Some(attached)) = (stage, &mut self.attached) {

@@ -5,7 +5,7 @@ use store::Store;
 
 use crate::draft::check_len;
 use crate::manifest::{self, Manifest, RECORDS_MAX};
-use crate::raw::{self, CHUNKS, INDEX, MESSAGE, RECORDS, Raw, SPACES, corrupt_manifest};
+use crate::raw::{self, CHUNKS, INDEX, MESSAGE, RECORDS, RawManifest, SPACES, corrupt_manifest};
 use crate::{Error, ImageId, Record, Result};
 
 /// Puts what `change` makes of the records of image `id` in their place. Everything else of the
@@ -22,7 +22,7 @@ pub fn amend(
     change: impl FnOnce(Vec<Record>) -> Vec<Record>,
 ) -> Result<()> {
     let _claim = store.claim().map_err(Error::store("claim the place of"))?;
-    let raw = Raw::read(store)?;
+    let raw = RawManifest::read(store)?;
     if raw.id != id {
         let what = format!("it is the manifest of image {}, not of {id}", raw.id);
         return Err(corrupt_manifest(0, what));

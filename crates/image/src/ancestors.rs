@@ -77,11 +77,11 @@ pub(crate) struct Ancestors {
     /// Where their paths begin.
     home: Option<Arc<dyn Store>>,
     all: Vec<Ancestor>,
-    opened: Vec<Opened>,
+    opened: Vec<AncestorStore>,
 }
 
 #[derive(Default)]
-struct Opened {
+struct AncestorStore {
     opening: Mutex<()>,
     store: OnceLock<Arc<dyn Store>>,
     parts: [OnceLock<Box<dyn Object>>; PARTS_MAX],
@@ -91,7 +91,7 @@ impl Ancestors {
     pub fn new(store: &dyn Store, all: Vec<Ancestor>) -> Self {
         Self {
             home: (!all.is_empty()).then(|| store.handle()),
-            opened: all.iter().map(|_| Opened::default()).collect(),
+            opened: all.iter().map(|_| AncestorStore::default()).collect(),
             all,
         }
     }

@@ -21,11 +21,11 @@ pub(crate) struct Key {
 /// different images, may have one together: what two layers have of the same image is there once.
 pub struct Cache {
     limit_bytes: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<CacheState>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct CacheState {
     slots: HashMap<Key, Arc<Slot>>,
     /// All of them, in the order in which they came; those that were used since get another turn.
     order: VecDeque<(Key, usize)>,

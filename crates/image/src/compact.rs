@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use crate::chunk::{CHUNK_MAX_PAGES, Chunk, ChunkId};
 use crate::page::PAGE_BYTES;
-use crate::table::{Table, Uses};
-use crate::unused::{self, Used};
+use crate::table::{ChunkUsage, Table};
+use crate::unused::{self, ObjectUsage};
 use crate::{Result, Run, RunKind, Writer};
 
 impl Writer {
@@ -16,7 +16,12 @@ impl Writer {
     ///
     /// # Errors
     /// [`crate::Error::Store`], [`crate::Error::Corrupt`].
-    pub(crate) fn shrink(&self, table: &mut Table, uses: &Uses, runs: &mut [Run]) -> Result<()> {
+    pub(crate) fn shrink(
+        &self,
+        table: &mut Table,
+        uses: &ChunkUsage,
+        runs: &mut [Run],
+    ) -> Result<()> {
         let own = table.iter().filter(|(_, chunk)| !chunk.is_inherited());
         let some = own.filter_map(|(id, chunk)| Some((id, *chunk, uses.some_of(id, chunk)?)));
         let some = some.collect::<Vec<_>>();
@@ -53,7 +58,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`crate::Error::Store`].
-    pub(crate) fn compact(&self, table: &mut Table, uses: &Uses) -> Result<()> {
+    pub(crate) fn compact(&self, table: &mut Table, uses: &ChunkUsage) -> Result<()> {
         let used = table.iter().filter(|(id, _)| uses.is_used(*id));
         let own = used.filter(|(_, chunk)| !chunk.is_inherited());
         let mut own = own.map(|(id, chunk)| (id, *chunk)).collect::<Vec<_>>();
@@ -98,7 +103,7 @@ fn fill_holes(chunks: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
     let mut moves = Vec::new();
     let used = unused::used(chunks.iter().map(|(_, chunk)| chunk));
     let mut free = Holes::default();
-    for Used { holes, .. } in used {
+    for ObjectUsage { holes, .. } in used {
         holes.into_iter().for_each(|hole| free.add(hole));
     }
     for (id, chunk) in chunks.iter().rev() {

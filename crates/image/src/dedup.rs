@@ -18,13 +18,13 @@ use crate::checksum;
 use crate::chunk::{self, Chunk, ChunkId};
 use crate::manifest::{FREED_FEATURE, Manifest};
 use crate::parts::{self, ANCESTORS_MAX};
-use crate::raw::{self, CHUNKS, INDEX, MESSAGE, RECORDS, Raw, SPACES};
+use crate::raw::{self, CHUNKS, INDEX, MESSAGE, RECORDS, RawManifest, SPACES};
 use crate::run::{self, PAGE_BYTES, Part};
 use crate::{Error, ImageId, Reader, Result, Run, RunKind, marks};
 
 /// What was freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Deduped {
+pub struct DedupSummary {
     /// How much room was given back, as far as the store can tell.
     pub freed_bytes: u64,
     /// In how many images.
@@ -32,7 +32,7 @@ pub struct Deduped {
 }
 
 /// An image that the newest one is over.
-struct Older {
+struct OlderImage {
     id: ImageId,
     /// Where it is, relative to the newest.
     path: String,
@@ -53,7 +53,7 @@ struct Older {
 /// [`Error::Needed`] where another image has pages from the one in `store` or from one that it is
 /// over; [`Error::Freed`] where the one in `store` is not whole itself; [`Error::Store`], also
 /// where the store cannot free parts of objects: then nothing was changed.
-pub fn dedup(store: &dyn Store, durable: bool) -> Result<Deduped> {
+pub fn dedup(store: &dyn Store, durable: bool) -> Result<DedupSummary> {
     let claim = store.claim().map_err(Error::store("claim the place of"))?;
     let mut newest = Reader::open(store)?;
     newest.check_freed()?;
@@ -61,7 +61,7 @@ pub fn dedup(store: &dyn Store, durable: bool) -> Result<Deduped> {
     let chain = chain(store, &newest);
     check(&newest, &chain, None)?;
     if chain.iter().all(|older| older.parts_bytes.is_empty()) {
-        return Ok(Deduped::default());
+        return Ok(DedupSummary::default());
     }
     for older in &chain {
         older.probe()?;
@@ -77,7 +77,7 @@ pub fn dedup(store: &dyn Store, durable: bool) -> Result<Deduped> {
         .iter()
         .rposition(|parts| parts.iter().any(|holes| !holes.is_empty()));
     let Some(oldest) = oldest else {
-        return Ok(Deduped::default());
+        return Ok(DedupSummary::default());
     };
     let marked = chain[..=oldest].iter().rev();
     let claims = marked.map(|older| older.mark(newest.id(), durable));
@@ -86,7 +86,7 @@ pub fn dedup(store: &dyn Store, durable: bool) -> Result<Deduped> {
     // that they were.
     refuse_children(store, newest.id(), &HashSet::new(), None)?;
     check(&newest, &chain, None)?;
-    let mut done = Deduped::default();
+    let mut done = DedupSummary::default();
     for (older, holes) in chain.iter().zip(&holes) {
         let freed_bytes = older.free(holes)?;
         done.freed_bytes += freed_bytes;
@@ -108,7 +108,7 @@ pub fn check_dedup(parent: &dyn Store, own: Option<ImageId>) -> Result<()> {
 }
 
 /// The images that `newest` is over, the youngest first, as far as they are there.
-fn chain(store: &dyn Store, newest: &Reader) -> Vec<Older> {
+fn chain(store: &dyn Store, newest: &Reader) -> Vec<OlderImage> {
     let mut chain = Vec::new();
     let parent = |reader: &Reader| reader.parent().map(|(id, path)| (id, path.to_owned()));
     let mut next = parent(newest);
@@ -124,7 +124,7 @@ fn chain(store: &dyn Store, newest: &Reader) -> Vec<Older> {
         };
         next = parent(&reader).map(|(id, way)| (id, join(&path, &way)));
         let parts_bytes = reader.parts_bytes();
-        chain.push(Older {
+        chain.push(OlderImage {
             id,
             path,
             store: place,
@@ -139,7 +139,7 @@ fn chain(store: &dyn Store, newest: &Reader) -> Vec<Older> {
 }
 
 /// Refuses a chain from which an image has pages that is not in it; `own` does not count.
-fn check(newest: &Reader, chain: &[Older], own: Option<ImageId>) -> Result<()> {
+fn check(newest: &Reader, chain: &[OlderImage], own: Option<ImageId>) -> Result<()> {
     let mut known = HashSet::from([newest.id()]);
     for older in chain {
         refuse_children(&*older.store, older.id, &known, own)?;
@@ -211,7 +211,7 @@ fn refine(store: &dyn Store, newest: &Reader, durable: bool) -> Result<bool> {
         ..run
     });
     let index = runs.flat_map(|run| run::encode(&run)).collect::<Vec<_>>();
-    let raw = Raw::read(store)?;
+    let raw = RawManifest::read(store)?;
     let chunks = chunk::encode(&finer);
     let [spaces, message, records] = [SPACES, MESSAGE, RECORDS].map(|one| raw.section(one));
     let sections = [spaces, &index, &chunks, message, records];
@@ -232,11 +232,11 @@ fn part_of(chunk: &Chunk, pages: &Range<u32>, bytes: &[u8]) -> Chunk {
     }
 }
 
-type Needed = HashMap<(ImageId, usize), Ranges<u64>>;
+type NeededRanges = HashMap<(ImageId, usize), Ranges<u64>>;
 
 /// The bytes that `newest` needs of the pages objects of other images.
-fn needed(newest: &Reader) -> Needed {
-    let mut needed = Needed::new();
+fn needed(newest: &Reader) -> NeededRanges {
+    let mut needed = NeededRanges::new();
     for chunk in newest.chunks() {
         if let (Some(ancestor), part) = parts::owner(chunk.object as usize) {
             let id = newest.ancestors()[ancestor].id;
@@ -247,7 +247,7 @@ fn needed(newest: &Reader) -> Needed {
     needed
 }
 
-impl Older {
+impl OlderImage {
     /// Finds out whether the store can free parts of objects, by freeing nothing.
     fn probe(&self) -> Result<()> {
         for (part, len) in self.parts() {
@@ -264,7 +264,7 @@ impl Older {
     }
 
     /// The bytes of each pages object that are not needed.
-    fn holes(&self, needed: &Needed) -> Vec<Ranges<u64>> {
+    fn holes(&self, needed: &NeededRanges) -> Vec<Ranges<u64>> {
         let parts = self.parts_bytes.iter().enumerate();
         let holes = parts.map(|(part, len)| {
             let needed = needed
@@ -291,7 +291,7 @@ impl Older {
         if self.is_freed {
             return Ok(claim);
         }
-        let raw = Raw::read(&*self.store)?;
+        let raw = RawManifest::read(&*self.store)?;
         let mut message = Manifest::decode(raw.section(MESSAGE)).expect("it was read before");
         message.features.push(FREED_FEATURE.into());
         message.freed_by = by.0.to_vec();

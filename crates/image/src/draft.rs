@@ -10,7 +10,7 @@ use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest, RECORDS_MAX};
 use crate::places::Places;
 use crate::raw::corrupt_manifest;
 use crate::run::{self, ENTRY_BYTES};
-use crate::unused::Used;
+use crate::unused::ObjectUsage;
 use crate::{Error, ImageId, NewSpace, Reader, Record, Result, Run, spaces};
 
 use prost::Message;
@@ -22,7 +22,7 @@ pub(crate) struct Draft {
     spaces: Vec<NewSpace>,
     reader: Reader,
     /// What is used of the pages objects, up to the last that has pages.
-    pub used: Vec<Used>,
+    pub used: Vec<ObjectUsage>,
 }
 
 /// What a draft is made of.
@@ -34,7 +34,7 @@ pub(crate) struct Parts {
     pub spaces: Vec<NewSpace>,
     pub runs: Vec<Run>,
     pub chunks: Vec<Chunk>,
-    pub used: Vec<Used>,
+    pub used: Vec<ObjectUsage>,
 }
 
 impl Draft {
@@ -97,7 +97,7 @@ impl Draft {
     ///
     /// # Errors
     /// [`Error::TooLarge`].
-    pub fn encode(mut self, more: Vec<Record>) -> Result<(Vec<u8>, Vec<Used>)> {
+    pub fn encode(mut self, more: Vec<Record>) -> Result<(Vec<u8>, Vec<ObjectUsage>)> {
         let mut records = std::mem::take(&mut self.reader.records);
         records.extend(more);
         check_len("records", records.len() as u64, RECORDS_MAX as u64)?;

@@ -3,7 +3,7 @@
 use store::Store;
 
 use crate::header;
-use crate::raw::Raw;
+use crate::raw::RawManifest;
 use crate::{ImageId, Result};
 
 /// The sections of a manifest: spaces, runs, chunks, message and records.
@@ -21,7 +21,7 @@ impl Sections {
     /// # Errors
     /// Those of an image that is not right.
     pub fn read(store: &dyn Store) -> Result<Self> {
-        let raw = Raw::read(store)?;
+        let raw = RawManifest::read(store)?;
         Ok(Self {
             id: raw.id,
             bytes: [0, 1, 2, 3, 4].map(|number| raw.section(number).to_vec()),

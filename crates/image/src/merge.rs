@@ -15,7 +15,7 @@ const WRITE_BYTES: usize = 1 << 20;
 
 /// What a merge did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Merged {
+pub struct MergeSummary {
     /// Pages stored in the new image.
     pub stored_pages: u64,
     /// Pages that it still has from older images.
@@ -28,21 +28,21 @@ pub struct Merged {
 ///
 /// # Errors
 /// Those of reading and of writing; then the new image must not be sealed.
-pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
+pub fn merge(reader: &Reader, writer: &Writer) -> Result<MergeSummary> {
     for record in reader.records() {
         writer.record(record.clone());
     }
     for space in reader.spaces() {
         writer.space(space.said());
     }
-    let mut merging = Merging {
+    let mut merging = Merge {
         reader,
         writer,
         bytes: Vec::with_capacity(WRITE_BYTES),
         runs: Vec::new(),
         places: Vec::new(),
-        moved: Moved::of(reader),
-        merged: Merged::default(),
+        moved: SharedPages::of(reader),
+        merged: MergeSummary::default(),
     };
     for space in reader.spaces() {
         for run in reader.runs(space.id) {
@@ -56,7 +56,7 @@ pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
     Ok(merging.merged)
 }
 
-struct Merging<'a> {
+struct Merge<'a> {
     reader: &'a Reader,
     writer: &'a Writer,
     /// Pages to be written, and whose.
@@ -64,12 +64,12 @@ struct Merging<'a> {
     runs: Vec<NewRun>,
     /// Where they were.
     places: Vec<u64>,
-    moved: Moved,
-    merged: Merged,
+    moved: SharedPages,
+    merged: MergeSummary,
 }
 
 /// Stored pages that several pages of the image are: they are stored once in the new image, too.
-struct Moved {
+struct SharedPages {
     /// Where they are, in ascending order: see [`place_of`].
     wanted: Ranges<u64>,
     /// Those that have a new place, by the old one: the number of the run, and how many of its
@@ -78,7 +78,7 @@ struct Moved {
     runs: Vec<Run>,
 }
 
-impl Moved {
+impl SharedPages {
     fn of(reader: &Reader) -> Self {
         let runs = reader.spaces().iter();
         let runs = runs.flat_map(|space| reader.runs(space.id));
@@ -133,7 +133,7 @@ fn place_of(part: Part) -> u64 {
     u64::from(part.chunk.0) << 32 | u64::from(part.skip_pages)
 }
 
-impl Merging<'_> {
+impl Merge<'_> {
     /// Takes the pages of a run that are parts of a chunk.
     fn take(&mut self, run: &Run, part: Part) -> Result<()> {
         if self.writer.inherit_chunk(self.reader, run, part)? {

@@ -12,8 +12,8 @@ use crate::manifest::{AncestorRecord, Parent};
 use crate::parts::{self, ANCESTORS_MAX};
 use crate::reader::locate_in;
 use crate::run::Part;
-use crate::table::{self, Table, Uses};
-use crate::{Error, ImageId, Located, Reader, Result, Run, RunKind, SpaceId, raw};
+use crate::table::{self, ChunkUsage, Table};
+use crate::{Error, ImageId, Location, Reader, Result, Run, RunKind, SpaceId, raw};
 
 /// The ways between the places of an image and its parent, as `store::way` tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl ParentImage {
                 Ok(located) => located,
                 Err(other) => self.reader.locate(other, page, end - page)?,
             };
-            let Located { part, pages } = located;
+            let Location { part, pages } = located;
             let kind = match part {
                 None => RunKind::Zero,
                 Some(part) => {
@@ -183,7 +183,7 @@ fn of_child(object: usize) -> usize {
 pub(crate) fn lineage(
     parent: Option<&ParentImage>,
     table: Table,
-    uses: &Uses,
+    uses: &ChunkUsage,
     runs: &mut [Run],
 ) -> Result<Lineage> {
     let ancestors = table::ancestors(&table.objects(uses));

@@ -19,14 +19,14 @@ pub(crate) const MESSAGE: usize = 3;
 pub(crate) const RECORDS: usize = 4;
 
 /// A whole manifest, whose checksums were right.
-pub(crate) struct Raw {
+pub(crate) struct RawManifest {
     pub id: ImageId,
     pub bytes: Vec<u8>,
     /// Where the sections are.
     pub sections: [Range<usize>; SECTIONS.len()],
 }
 
-impl Raw {
+impl RawManifest {
     /// Reads the manifest in `store`.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl Raw {
     }
 }
 
-/// What [`Raw::stamp`] says of the manifest in `store`, where there is a right one.
+/// What [`RawManifest::stamp`] says of the manifest in `store`, where there is a right one.
 pub(crate) fn stamp(store: &dyn Store) -> Option<u64> {
     let object = store.open(MANIFEST_NAME).ok()?;
     let file_bytes = object.len_bytes();

@@ -12,8 +12,8 @@ use crate::index::{Bounds, Fault, Index, Walk};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
 use crate::parts::{self, PARTS_MAX};
 use crate::places::Places;
-use crate::raw::{Raw, corrupt_manifest};
-use crate::run::{ENTRY_BYTES, Located, Part};
+use crate::raw::{RawManifest, corrupt_manifest};
+use crate::run::{ENTRY_BYTES, Location, Part};
 use crate::{
     Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId, spaces, strict,
 };
@@ -35,14 +35,14 @@ pub struct Reader {
 }
 
 /// What of a manifest was checked before its runs are.
-struct Checked {
+struct ManifestHead {
     message: Manifest,
     parent: Option<(ImageId, String)>,
     freed_by: Option<ImageId>,
     ancestors: Vec<Ancestor>,
 }
 
-impl Checked {
+impl ManifestHead {
     /// Decodes and checks the message at `start` of the manifest of image `id`.
     fn new(bytes: &[u8], start: usize, id: ImageId) -> Result<Self> {
         let wrong = |what| corrupt_manifest(start, what);
@@ -96,10 +96,10 @@ impl Reader {
     /// [`Error::NoImage`], [`Error::Corrupt`], [`Error::Unsupported`], [`Error::Version`],
     /// [`Error::Store`].
     pub fn open(store: &dyn Store) -> Result<Self> {
-        let raw = Raw::read(store)?;
+        let raw = RawManifest::read(store)?;
         let (id, stamp, bytes) = (raw.id, raw.stamp(), raw.bytes);
         let [spaces, index, chunks, message, records] = raw.sections;
-        let checked = Checked::new(&bytes[message.clone()], message.start, id)?;
+        let checked = ManifestHead::new(&bytes[message.clone()], message.start, id)?;
         let start = records.start;
         let records = manifest::decode_records(&bytes[records], checked.message.records)
             .map_err(|(at, what)| corrupt_manifest(start + at, what))?;
@@ -117,7 +117,7 @@ impl Reader {
         };
         let start = index.start;
         let index = Index::new(bytes, index, bounds).map_err(|fault| bad_index(start, fault))?;
-        let Checked {
+        let ManifestHead {
             message,
             parent,
             freed_by,
@@ -282,7 +282,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`Error::NoPage`].
-    pub fn locate(&self, mut space: SpaceId, page: u64, mut pages: u64) -> Result<Located> {
+    pub fn locate(&self, mut space: SpaceId, page: u64, mut pages: u64) -> Result<Location> {
         loop {
             let run = self
                 .find(space, page)
@@ -299,7 +299,11 @@ impl Reader {
 ///
 /// # Errors
 /// The space where to look for it, where it is in another one.
-pub(crate) fn locate_in(run: &Run, page: u64, pages: u64) -> std::result::Result<Located, SpaceId> {
+pub(crate) fn locate_in(
+    run: &Run,
+    page: u64,
+    pages: u64,
+) -> std::result::Result<Location, SpaceId> {
     let pages = pages.min(run.end_page() - page) as u32;
     let skip_pages = (page - run.first_page) as u32;
     let part = match run.kind {
@@ -307,7 +311,7 @@ pub(crate) fn locate_in(run: &Run, page: u64, pages: u64) -> std::result::Result
         RunKind::Zero => None,
         RunKind::Part(part) => Some(part.after(skip_pages)),
     };
-    Ok(Located { part, pages })
+    Ok(Location { part, pages })
 }
 
 /// The length of pages object `object` as the manifest tells it.
@@ -594,13 +598,13 @@ mod tests {
     }
 
     /// A store of one object that says it is very large, and counts what is read of it.
-    struct Huge {
+    struct HugeStore {
         start: Vec<u8>,
         len_bytes: u64,
         read_bytes: Arc<AtomicUsize>,
     }
 
-    impl Store for Huge {
+    impl Store for HugeStore {
         fn claim(&self) -> store::Result<Claim> {
             unreachable!("only read")
         }
@@ -609,7 +613,7 @@ mod tests {
         }
         fn open(&self, _: &str) -> store::Result<Box<dyn Object>> {
             let (start, read_bytes) = (self.start.clone(), Arc::clone(&self.read_bytes));
-            Ok(Box::new(Huge {
+            Ok(Box::new(HugeStore {
                 start,
                 len_bytes: self.len_bytes,
                 read_bytes,
@@ -632,7 +636,7 @@ mod tests {
         }
     }
 
-    impl Object for Huge {
+    impl Object for HugeStore {
         fn name(&self) -> &str {
             MANIFEST_NAME
         }
@@ -663,7 +667,7 @@ mod tests {
         fitting[header_bytes - 8..].copy_from_slice(&table.to_le_bytes());
         for (start, what) in [(fitting, "bytes"), (vec![], "not a manifest")] {
             let read_bytes = Arc::default();
-            let store = Huge {
+            let store = HugeStore {
                 start,
                 len_bytes,
                 read_bytes: Arc::clone(&read_bytes),

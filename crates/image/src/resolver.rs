@@ -17,7 +17,7 @@ use crate::cache::{self, Cache};
 use crate::checksum;
 use crate::chunk::{Chunk, ChunkId};
 use crate::parts;
-use crate::run::{Located, PAGE_BYTES, Part};
+use crate::run::{Location, PAGE_BYTES, Part};
 use crate::{Error, Reader, Result, SpaceId};
 
 /// How many stored bytes are fetched with one read, at most.
@@ -25,7 +25,7 @@ const FETCH_BYTES: u64 = 4 << 20;
 
 /// Where pages lie in a file as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Straight {
+pub struct RawExtent {
     /// The number of the file: see [`Reader::file`].
     pub file: u32,
     /// Where they begin there.
@@ -64,10 +64,10 @@ impl Reader {
 
     /// Tells where pages of a chunk are stored as they are, in a file or elsewhere; none where they
     /// are encoded.
-    pub fn stored_at(&self, part: Part) -> Option<Straight> {
+    pub fn stored_at(&self, part: Part) -> Option<RawExtent> {
         let chunk = self.chunk(part.chunk);
         let skip_bytes = u64::from(part.skip_pages) * PAGE_BYTES as u64;
-        chunk.is_plain().then_some(Straight {
+        chunk.is_plain().then_some(RawExtent {
             file: chunk.object,
             offset_bytes: chunk.offset_bytes + skip_bytes,
         })
@@ -76,7 +76,7 @@ impl Reader {
     /// Tells where pages of a chunk lie in a file as they are; none where they are encoded, or the
     /// image is in no file. Who reads them there by himself has them verified by
     /// [`Reader::verify_rest`].
-    pub fn straight(&self, part: Part) -> Option<Straight> {
+    pub fn straight(&self, part: Part) -> Option<RawExtent> {
         let object = self.chunk(part.chunk).object as usize;
         let is_file = match self.places.own.get(object) {
             Some(Some(object)) => object.as_fd().is_some(),
@@ -263,7 +263,7 @@ impl Reader {
         let mut twice = false;
         while at < bytes.len() {
             let wanted = ((bytes.len() - at) / PAGE_BYTES) as u64;
-            let Located { part, pages } = self.locate(space, page, wanted)?;
+            let Location { part, pages } = self.locate(space, page, wanted)?;
             let end = at + pages as usize * PAGE_BYTES;
             match part {
                 None => bytes[at..end].fill(0),

@@ -127,7 +127,7 @@ impl Part {
 
 /// Where pages really are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Located {
+pub struct Location {
     /// The pages of a chunk that they are; none for pages of zeros.
     pub part: Option<Part>,
     /// How many they are.

@@ -67,7 +67,7 @@ pub struct NewSpace {
 
 /// A space as it is stored.
 #[derive(Clone, PartialEq, Message)]
-struct Stored {
+struct SpaceMessage {
     #[prost(uint32, tag = "1")]
     number: u32,
     #[prost(uint32, tag = "2")]
@@ -84,7 +84,7 @@ struct Stored {
 #[derive(Clone, PartialEq, Message)]
 struct Spaces {
     #[prost(message, repeated, tag = "1")]
-    spaces: Vec<Stored>,
+    spaces: Vec<SpaceMessage>,
 }
 
 const KINDS: [SpaceKind; 5] = [
@@ -100,7 +100,7 @@ const GRANULES: [Granule; 3] = [Granule::Small, Granule::Large, Granule::Huge];
 /// Encodes spaces, which are in order.
 pub(crate) fn encode<'a>(spaces: impl Iterator<Item = &'a NewSpace>) -> Vec<u8> {
     let number = |kind| (1..).zip(KINDS).find(|known| known.1 == kind);
-    let spaces = spaces.map(|space| Stored {
+    let spaces = spaces.map(|space| SpaceMessage {
         number: space.id.0,
         kind: number(space.kind).expect("all kinds are listed").0,
         name: space.name.clone(),
@@ -133,7 +133,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<NewSpace>, String> {
     checked.collect()
 }
 
-fn check(space: Stored) -> Result<NewSpace, String> {
+fn check(space: SpaceMessage) -> Result<NewSpace, String> {
     let kind = (1..).zip(KINDS).find(|known| known.0 == space.kind);
     let kind = kind.ok_or_else(|| format!("has the unknown kind {}", space.kind))?;
     let bytes = |granule: &Granule| granule.pages() * PAGE_BYTES as u64;
@@ -170,8 +170,8 @@ mod tests {
         }
     }
 
-    fn stored(change: impl Fn(&mut Stored)) -> Result<Vec<NewSpace>, String> {
-        let mut stored = Stored {
+    fn stored(change: impl Fn(&mut SpaceMessage)) -> Result<Vec<NewSpace>, String> {
+        let mut stored = SpaceMessage {
             number: 1,
             kind: 1,
             name: String::new(),
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn claims_are_checked() {
-        type Change = fn(&mut Stored);
+        type Change = fn(&mut SpaceMessage);
         let changes: [(Change, &str); 6] = [
             (|space| space.kind = 0, "unknown kind 0"),
             (|space| space.kind = 6, "unknown kind 6"),

@@ -62,7 +62,7 @@ impl Writer {
         if bytes.is_empty() {
             return Ok(Vec::new());
         }
-        let cut = Cut::new(runs);
+        let cut = ChunkLayout::new(runs);
         let chunks = match self.compression {
             None => self.store_plain(part, bytes, cut.ranges())?,
             Some(how) => self.store_encoded(part, bytes, &cut, how)?,
@@ -98,7 +98,7 @@ impl Writer {
         &self,
         part: usize,
         bytes: &[u8],
-        cut: &Cut,
+        cut: &ChunkLayout,
         how: Compression,
     ) -> Result<Vec<Chunk>> {
         assert!(
@@ -131,7 +131,7 @@ impl Writer {
         &self,
         part: usize,
         bytes: &[u8],
-        cut: &Cut,
+        cut: &ChunkLayout,
         how: Compression,
         scratch: &mut [u8],
     ) -> Result<Vec<Chunk>> {
@@ -172,7 +172,7 @@ impl Writer {
     /// # Panics
     /// Where they are not the pages of one chunk.
     pub fn store_again(&self, id: ChunkId, bytes: &[u8], runs: &[NewRun]) -> Result<Vec<Run>> {
-        let cut = Cut::new(runs);
+        let cut = ChunkLayout::new(runs);
         assert_eq!(cut.starts.len(), 1, "pages of one chunk");
         let old = lock(&self.table).get(id);
         let chunk = match self.store_in(&old, bytes)? {
@@ -321,7 +321,7 @@ fn with_scratch<T>(len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
 }
 
 /// Pages in a buffer as they are cut into chunks.
-struct Cut {
+struct ChunkLayout {
     /// Consecutive pages of one chunk, with the chunk's number here and what comes before in it.
     pieces: Vec<(NewRun, u32, u32)>,
     /// The page of the buffer at which each chunk begins.
@@ -330,7 +330,7 @@ struct Cut {
     pages: usize,
 }
 
-impl Cut {
+impl ChunkLayout {
     fn new(runs: &[NewRun]) -> Self {
         let mut cut = Self {
             pieces: Vec::with_capacity(runs.len()),
@@ -420,7 +420,7 @@ mod tests {
             new_run(2, 48, 1),
             new_run(2, 50, 1),
         ];
-        let cut = Cut::new(&runs);
+        let cut = ChunkLayout::new(&runs);
         assert_eq!(cut.starts, [0, 2, 18, 22, 23]);
         let runs = cut.runs(ChunkId(5));
         let places = runs.iter().map(|run| {

@@ -43,41 +43,41 @@ mod tests {
     use super::*;
 
     #[derive(Clone, PartialEq, Message)]
-    struct Old {
+    struct OldMessage {
         #[prost(uint32, tag = "1")]
         number: u32,
         #[prost(message, optional, tag = "2")]
-        inside: Option<Inside>,
+        inside: Option<OldPart>,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    struct Inside {
+    struct OldPart {
         #[prost(string, tag = "1")]
         name: String,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    struct New {
+    struct NewMessage {
         #[prost(uint32, tag = "1")]
         number: u32,
         #[prost(message, optional, tag = "2")]
-        inside: Option<NewInside>,
+        inside: Option<NewPart>,
         #[prost(uint64, tag = "17")]
         more: u64,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    struct NewInside {
+    struct NewPart {
         #[prost(string, tag = "1")]
         name: String,
         #[prost(bool, tag = "2")]
         flag: bool,
     }
 
-    fn decoded(flag: bool, more: u64) -> Result<Old, String> {
+    fn decoded(flag: bool, more: u64) -> Result<OldMessage, String> {
         let name = "a".to_owned();
-        let inside = Some(NewInside { name, flag });
-        let new = New {
+        let inside = Some(NewPart { name, flag });
+        let new = NewMessage {
             number: 3,
             inside,
             more,
@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_refused() {
-        let inside = Some(Inside { name: "a".into() });
-        assert_eq!(decoded(false, 0), Ok(Old { number: 3, inside }));
+        let inside = Some(OldPart { name: "a".into() });
+        assert_eq!(decoded(false, 0), Ok(OldMessage { number: 3, inside }));
         assert_eq!(
             decoded(false, 1),
             Err("field 17 is not known to this version".into())
@@ -98,8 +98,8 @@ mod tests {
                 .expect_err("refused")
                 .contains("inside of it")
         );
-        assert!(decode::<Old>(&[8]).is_err());
+        assert!(decode::<OldMessage>(&[8]).is_err());
         // Zero is not stored: this is another form of nothing.
-        assert!(decode::<Old>(&[8, 0]).is_err());
+        assert!(decode::<OldMessage>(&[8, 0]).is_err());
     }
 }

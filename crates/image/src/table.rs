@@ -55,7 +55,7 @@ impl Table {
     }
 
     /// The numbers of the pages objects that used chunks lie in, sorted.
-    pub fn objects(&self, uses: &Uses) -> Vec<usize> {
+    pub fn objects(&self, uses: &ChunkUsage) -> Vec<usize> {
         let used = self.iter().filter(|(id, _)| uses.is_used(*id));
         let mut objects: Vec<usize> = used.map(|(_, chunk)| chunk.object as usize).collect();
         objects.sort_unstable();
@@ -67,7 +67,7 @@ impl Table {
     /// `runs` their new numbers.
     pub fn sorted(
         self,
-        uses: &Uses,
+        uses: &ChunkUsage,
         renumber: &dyn Fn(usize) -> usize,
         runs: &mut [Run],
     ) -> Vec<Chunk> {
@@ -109,13 +109,13 @@ fn too_many() -> Error {
 
 /// Which pages of which chunks runs are: a bit for each of the first 16 of a chunk, which are all
 /// of one that a writer makes.
-pub(crate) struct Uses {
+pub(crate) struct ChunkUsage {
     masks: Vec<u16>,
     /// Whether some of the image's own are used several times.
     pub is_shared: bool,
 }
 
-impl Uses {
+impl ChunkUsage {
     /// Finds out what `runs` use of the chunks of `table`.
     pub fn new(table: &Table, runs: &[Run]) -> Self {
         let mut uses = Self {
@@ -189,7 +189,7 @@ mod tests {
             .map(|inherited| table.add_inherited(inherited).unwrap().0);
         assert_eq!(added, [3, 3, 4, 5]);
         let mut runs = [run(0, 0, 2), run(2, 1, 2), run(3, 8, 1), run(5, 0, 2)];
-        let uses = Uses::new(&table, &runs);
+        let uses = ChunkUsage::new(&table, &runs);
         assert!(!uses.is_used(ChunkId(1)) && !uses.is_used(ChunkId(4)));
         assert_eq!(uses.some_of(ChunkId(0), &own[0]), None);
         assert_eq!(uses.some_of(ChunkId(2), &own[2]), Some(0b110));
@@ -209,7 +209,7 @@ mod tests {
     fn pages_that_are_used_twice_are_seen() {
         let mut table = Table::default();
         table.add(&[plain(0, 0, 16), plain(16, 0, 256)]).unwrap();
-        let uses = |runs: &[Run]| Uses::new(&table, runs).is_shared;
+        let uses = |runs: &[Run]| ChunkUsage::new(&table, runs).is_shared;
         assert!(!uses(&[
             run(0, 0, 8),
             run(0, 8, 8),

@@ -10,14 +10,14 @@ use crate::chunk::Chunk;
 
 /// What of a pages object is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Used {
+pub(crate) struct ObjectUsage {
     /// Where the last chunk ends.
     pub len_bytes: u64,
     /// What no chunk uses before.
     pub holes: Vec<Range<u64>>,
 }
 
-impl Used {
+impl ObjectUsage {
     /// How many bytes the holes have.
     pub fn unused_bytes(&self) -> u64 {
         self.holes.iter().map(|hole| hole.end - hole.start).sum()
@@ -26,11 +26,11 @@ impl Used {
 
 /// Finds out what `chunks`, in order, use of the pages objects of the image itself; others do not
 /// count. The last object has pages, unless it is the only one.
-pub(crate) fn used<'a>(chunks: impl Iterator<Item = &'a Chunk>) -> Vec<Used> {
-    let mut objects = vec![Used::default()];
+pub(crate) fn used<'a>(chunks: impl Iterator<Item = &'a Chunk>) -> Vec<ObjectUsage> {
+    let mut objects = vec![ObjectUsage::default()];
     for chunk in chunks.take_while(|chunk| !chunk.is_inherited()) {
         let number = chunk.object as usize;
-        objects.resize_with(objects.len().max(number + 1), Used::default);
+        objects.resize_with(objects.len().max(number + 1), ObjectUsage::default);
         let object = &mut objects[number];
         if chunk.offset_bytes > object.len_bytes {
             object.holes.push(object.len_bytes..chunk.offset_bytes);
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn holes_are_what_no_chunk_uses() {
-        assert_eq!(used([].iter()), [Used::default()]);
+        assert_eq!(used([].iter()), [ObjectUsage::default()]);
         let chunks = [
             plain(0, 1, 2),
             plain(0, 4, 1),
@@ -66,10 +66,10 @@ mod tests {
             bytes.collect()
         });
         let lengths = [5, 0, 9].map(|pages| pages * PAGE);
-        let unused = found.iter().map(Used::unused_bytes);
+        let unused = found.iter().map(ObjectUsage::unused_bytes);
         assert_eq!(unused.collect::<Vec<_>>(), [2 * PAGE, 0, 3 * PAGE]);
         for (used, (holes, len_bytes)) in found.into_iter().zip(holes.into_iter().zip(lengths)) {
-            assert_eq!(used, Used { len_bytes, holes });
+            assert_eq!(used, ObjectUsage { len_bytes, holes });
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::marks;
 use crate::order;
 use crate::parent::{self, Lineage, Link, ParentImage};
 use crate::parts::PARTS_MAX;
-use crate::table::{Table, Uses};
-use crate::unused::{self, Used};
+use crate::table::{ChunkUsage, Table};
+use crate::unused::{self, ObjectUsage};
 use crate::{
     Compression, Error, Facts, Granule, ImageId, MANIFEST_NAME, NewSpace, Reader, Record, Result,
     Run, RunKind, SpaceId, SpaceKind,
@@ -59,7 +59,7 @@ pub(crate) struct Part {
 
 impl Part {
     /// Gives up what is not used.
-    fn keep(self, used: &Used) -> store::Result<Box<dyn NewObject>> {
+    fn keep(self, used: &ObjectUsage) -> store::Result<Box<dyn NewObject>> {
         if self.bytes.into_inner() > used.len_bytes {
             self.object.cut(used.len_bytes)?;
         }
@@ -400,7 +400,7 @@ impl Writer {
         let records = std::mem::take(&mut *lock(&self.records));
         let mut runs = std::mem::take(&mut *lock(&self.runs));
         let mut table = std::mem::take(&mut *lock(&self.table));
-        let uses = Uses::new(&table, &runs);
+        let uses = ChunkUsage::new(&table, &runs);
         self.shrink(&mut table, &uses, &mut runs)?;
         self.compact(&mut table, &uses)?;
         let Lineage {
@@ -412,7 +412,7 @@ impl Writer {
         let spaces = spaces(std::mem::take(&mut *lock(&self.spaces)), &runs);
         let used = unused::used(chunks.iter());
         let parts_bytes = used.iter().map(|part| part.len_bytes).collect::<Vec<_>>();
-        let unused_bytes = used.iter().map(Used::unused_bytes).sum();
+        let unused_bytes = used.iter().map(ObjectUsage::unused_bytes).sum();
         let features = [
             (parts_bytes.len() > 1, PARTS_FEATURE),
             (parent.is_some(), PARENT_FEATURE),
@@ -825,7 +825,7 @@ mod tests {
     }
 
     /// A memory store whose operations that can fail do so from the `fail_at`-th on.
-    struct Failing {
+    struct FailingStore {
         store: Memory,
         count: Arc<AtomicUsize>,
         fail_at: usize,
@@ -850,7 +850,7 @@ mod tests {
         })
     }
 
-    impl Store for Failing {
+    impl Store for FailingStore {
         fn claim(&self) -> store::Result<Claim> {
             self.store.claim()
         }
@@ -915,7 +915,7 @@ mod tests {
         let memory = Memory::default();
         let write = |fail_at| -> Result<ImageId> {
             let count = Arc::default();
-            let writer = Writer::create(Arc::new(Failing {
+            let writer = Writer::create(Arc::new(FailingStore {
                 store: memory.clone(),
                 count,
                 fail_at,

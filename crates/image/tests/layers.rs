@@ -539,7 +539,7 @@ fn what_is_damaged_is_not_merged() {
 }
 
 /// Merges image `from` into `to`, down to image `until`, which is kept.
-fn merge(places: &[Memory], from: usize, to: usize, until: Option<usize>) -> image::Merged {
+fn merge(places: &[Memory], from: usize, to: usize, until: Option<usize>) -> image::MergeSummary {
     let reader = Reader::open(&places[from]).unwrap();
     let store = Arc::new(places[to].clone());
     let writer = match until {

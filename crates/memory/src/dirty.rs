@@ -11,7 +11,7 @@ use sys::pagemap::{Entry, Pagemap};
 use sys::process::Process;
 
 use crate::scan::{Area, each_entry};
-use crate::track::Tracked;
+use crate::track::TrackResult;
 use crate::{Error, Result};
 
 /// Whether this kernel has soft-dirty bits.
@@ -31,7 +31,7 @@ pub fn are_there() -> io::Result<bool> {
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn scan(process: &Process, areas: &[Area]) -> Result<Vec<Tracked>> {
+pub fn scan(process: &Process, areas: &[Area]) -> Result<Vec<TrackResult>> {
     let Some(first) = areas.first() else {
         return Ok(Vec::new());
     };
@@ -39,9 +39,9 @@ pub fn scan(process: &Process, areas: &[Area]) -> Result<Vec<Tracked>> {
     let map =
         Pagemap::open(process).map_err(|source| Error::scan(pid, first.span.start, source))?;
     let scan = |area: &Area| {
-        let mut found = Tracked {
+        let mut found = TrackResult {
             is_tracked: true,
-            ..Tracked::default()
+            ..TrackResult::default()
         };
         let looked = each_entry(&map, area.span, |page, entry| add(&mut found, page, entry));
         looked.map_err(|source| Error::scan(pid, area.span.start, source))?;
@@ -50,7 +50,7 @@ pub fn scan(process: &Process, areas: &[Area]) -> Result<Vec<Tracked>> {
     areas.iter().map(scan).collect()
 }
 
-fn add(found: &mut Tracked, page: Span, entry: Entry) {
+fn add(found: &mut TrackResult, page: Span, entry: Entry) {
     if !entry.is_present() && !entry.is_swapped() || entry.is_file() {
         return;
     }
@@ -92,8 +92,8 @@ mod tests {
     const SOFT_DIRTY: u64 = 1 << 55;
 
     /// What becomes of pages with these entries.
-    fn found(entries: &[u64]) -> Tracked {
-        let mut found = Tracked::default();
+    fn found(entries: &[u64]) -> TrackResult {
+        let mut found = TrackResult::default();
         for (number, entry) in entries.iter().enumerate() {
             let page = Span::new(Addr::of_page(number as u64), PAGE_BYTES);
             add(&mut found, page, Entry::from_bits(*entry));

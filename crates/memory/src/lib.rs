@@ -41,7 +41,7 @@ pub mod track;
 pub use error::{Error, Result};
 pub use maps::PageMaps;
 pub use scan::scan;
-pub use shared::{CowSharing, Shared};
+pub use shared::{CowSharing, SharedPages};
 pub use source::TaskMemory;
 pub use states::{States, states};
 

@@ -37,14 +37,14 @@ pub struct Area {
 
 /// What was found in one range of addresses, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct ScanResult {
     /// Pages that the task has for itself, in memory or swapped out.
     pub private: Spans,
     /// Guard pages (`MADV_GUARD_INSTALL`): they have no contents, and touching one is a fault.
     pub guards: Spans,
 }
 
-impl Found {
+impl ScanResult {
     /// How many pages the task has for itself.
     #[must_use]
     pub fn private_pages(&self) -> u64 {
@@ -71,8 +71,8 @@ impl Found {
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn scan(process: &Process, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
-    let mut found = vec![Found::default(); areas.len()];
+pub fn scan(process: &Process, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<ScanResult>> {
+    let mut found = vec![ScanResult::default(); areas.len()];
     let Some(first) = areas.first() else {
         return Ok(found);
     };
@@ -98,7 +98,7 @@ pub(crate) fn scan_together(
     map: &Pagemap,
     areas: &[Area],
     files: bool,
-    found: &mut [Found],
+    found: &mut [ScanResult],
 ) -> io::Result<()> {
     let unwanted = if files {
         Category::FILE | Category::ZERO
@@ -108,7 +108,7 @@ pub(crate) fn scan_together(
     let searched = match search(map, areas, found, unwanted, Category::GUARD) {
         // The kernel does not know guard pages.
         Err(error) if is(&error, Errno::INVAL) => {
-            found.fill(Found::default());
+            found.fill(ScanResult::default());
             search(map, areas, found, unwanted, Category::empty())
         }
         searched => searched,
@@ -123,7 +123,7 @@ pub(crate) fn scan_together(
 fn search(
     map: &Pagemap,
     areas: &[Area],
-    found: &mut [Found],
+    found: &mut [ScanResult],
     unwanted: Category,
     told: Category,
 ) -> io::Result<()> {
@@ -173,7 +173,7 @@ pub(crate) fn each_found(
 
 /// Looks at each page where the kernel cannot search (before 6.7). The page of zeros cannot be
 /// told there; who reads it finds that it is zero.
-fn list(map: &Pagemap, areas: &[Area], found: &mut [Found]) -> io::Result<()> {
+fn list(map: &Pagemap, areas: &[Area], found: &mut [ScanResult]) -> io::Result<()> {
     for (area, found) in areas.iter().zip(found) {
         each_entry(map, area.span, |page, entry| {
             if (entry.is_present() || entry.is_swapped()) && !entry.is_file() {
@@ -234,7 +234,7 @@ mod tests {
         };
         let searched = scan(&Process::own(), &[area], &mut PageMaps::default()).expect("a search");
         assert_eq!(searched[0].private, [span]);
-        let mut listed = [Found::default()];
+        let mut listed = [ScanResult::default()];
         let map = Pagemap::open(&Process::own()).expect("the own page map");
         list(&map, &[area], &mut listed).expect("a list");
         assert_eq!(listed[0], searched[0]);

@@ -24,7 +24,7 @@ const GAP_PAGES: u64 = 512;
 
 /// What a child has in common with its parent, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedPages {
     /// Pages that both have at the same addresses: the very same physical pages, by copy-on-write.
     pub common: Spans,
     /// Pages that only the child has, and no other process.
@@ -57,8 +57,8 @@ impl CowSharing {
         child: &Process,
         spans: &[Span],
         maps: &mut PageMaps,
-    ) -> Result<Shared> {
-        let mut shared = Shared::default();
+    ) -> Result<SharedPages> {
+        let mut shared = SharedPages::default();
         let mut unknown = Spans::new();
         for (stretch, around) in pieces(spans) {
             let theirs = self.entries(child, around, maps)?;

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 use sys::process::Process;
 
-use crate::scan::{Area, Found, LARGE_BYTES, is, region_buffer, scan_together};
+use crate::scan::{Area, LARGE_BYTES, ScanResult, is, region_buffer, scan_together};
 use crate::{Error, Result};
 use abi::spans::{Spans, subtract};
 
@@ -29,7 +29,7 @@ const NEAR_BYTES: u64 = 256 * PAGE_BYTES;
 
 /// What was found in one range of addresses, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tracked {
+pub struct TrackResult {
     /// Pages that the task has for itself and that may have changed since the last reset, or that
     /// are not tracked: to be read.
     pub written: Spans,
@@ -50,7 +50,7 @@ pub struct Tracked {
 ///
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
-pub fn tracked(process: &Process, areas: &[Area], reset: bool) -> Result<Vec<Tracked>> {
+pub fn tracked(process: &Process, areas: &[Area], reset: bool) -> Result<Vec<TrackResult>> {
     let Some(first) = areas.first() else {
         return Ok(Vec::new());
     };
@@ -128,16 +128,16 @@ pub fn protect(process: &Process, spans: &[Span]) -> Result<()> {
             &map,
             area,
             *span,
-            Only::Written,
+            PageFilter::Written,
             Action::PROTECT,
-            &mut Tracked::default(),
+            &mut TrackResult::default(),
         )
         .map_err(failed)?;
     }
     Ok(())
 }
 
-fn scan_area(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
+fn scan_area(map: &Pagemap, area: Area, reset: bool) -> io::Result<TrackResult> {
     match scan_tracked(map, area, reset) {
         // All of it must be tracked in the moment in which it is looked at: what is not may have
         // marks that are not kept.
@@ -146,10 +146,10 @@ fn scan_area(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
     }
 }
 
-fn scan_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
-    let mut found = Tracked {
+fn scan_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<TrackResult> {
+    let mut found = TrackResult {
         is_tracked: true,
-        ..Tracked::default()
+        ..TrackResult::default()
     };
     let action = if reset {
         Action::CHECK_TRACKED | Action::PROTECT
@@ -157,7 +157,7 @@ fn scan_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
         Action::CHECK_TRACKED
     };
     if area.file || area.span.bytes() < LARGE_BYTES {
-        exact(map, area, area.span, Only::Any, action, &mut found)?;
+        exact(map, area, area.span, PageFilter::Any, action, &mut found)?;
         return Ok(found);
     }
     let candidates = candidates(map, area.span, Action::CHECK_TRACKED)?;
@@ -166,7 +166,7 @@ fn scan_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
             start: near[0].start,
             end: near[near.len() - 1].end,
         };
-        exact(map, area, span, Only::Written, action, &mut found)?;
+        exact(map, area, span, PageFilter::Written, action, &mut found)?;
     }
     let protected = protected(map, area.span, &candidates)?;
     // Of pages between candidates, some may have been written while these were looked at: they
@@ -188,15 +188,15 @@ fn is_tracked(map: &Pagemap, span: Span) -> io::Result<bool> {
 }
 
 /// All pages of an area that is not tracked count as written.
-fn untracked(map: &Pagemap, area: Area) -> io::Result<Tracked> {
-    let mut found = [Found::default()];
+fn untracked(map: &Pagemap, area: Area) -> io::Result<TrackResult> {
+    let mut found = [ScanResult::default()];
     let files = area.file || area.span.bytes() < LARGE_BYTES;
     scan_together(map, &[area], files, &mut found)?;
     let [found] = found;
-    Ok(Tracked {
+    Ok(TrackResult {
         written: found.private,
         guards: found.guards,
-        ..Tracked::default()
+        ..TrackResult::default()
     })
 }
 
@@ -219,7 +219,7 @@ fn candidates(map: &Pagemap, span: Span, check: Action) -> io::Result<Spans> {
 
 /// Which pages [`exact`] looks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Only {
+enum PageFilter {
     Any,
     Written,
 }
@@ -229,9 +229,9 @@ fn exact(
     map: &Pagemap,
     area: Area,
     span: Span,
-    only: Only,
+    only: PageFilter,
     action: Action,
-    found: &mut Tracked,
+    found: &mut TrackResult,
 ) -> io::Result<()> {
     let (guards, written) = (found.guards.len(), found.written.len());
     let unwritten = found.unwritten.len();
@@ -251,9 +251,9 @@ fn exact_with(
     map: &Pagemap,
     area: Area,
     span: Span,
-    only: Only,
+    only: PageFilter,
     (action, guard): (Action, Category),
-    found: &mut Tracked,
+    found: &mut TrackResult,
 ) -> io::Result<()> {
     let mut unwanted = Category::ZERO;
     let mut told = Category::WRITTEN | Category::SWAPPED;
@@ -269,8 +269,8 @@ fn exact_with(
     let query = Query {
         inverted: unwanted,
         all: match only {
-            Only::Any => unwanted,
-            Only::Written => unwanted | Category::WRITTEN,
+            PageFilter::Any => unwanted,
+            PageFilter::Written => unwanted | Category::WRITTEN,
         },
         any: Category::PRESENT | Category::SWAPPED,
         told,

@@ -4,9 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use image::{PAGE_BYTES, Reader};
 
-use crate::ahead::{Ahead, Batch};
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
+use crate::readahead::{Batch, Readahead};
 use crate::{Error, Extent, Result, Source, workers};
 
 /// Pages that are read and compared together.
@@ -53,7 +53,7 @@ pub fn changed(
     };
     if let Some(queue) = queue {
         let batch_bytes = BATCH_PAGES as usize * PAGE_BYTES;
-        let ahead = Ahead {
+        let ahead = Readahead {
             source,
             queue,
             batch_bytes,
@@ -140,9 +140,9 @@ mod tests {
     use super::*;
 
     /// Pages numbered from 0, each filled with a byte.
-    struct Filled(Vec<u8>);
+    struct PatternPages(Vec<u8>);
 
-    impl Source for Filled {
+    impl Source for PatternPages {
         fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> Result<()> {
             let numbers = extents.iter().flat_map(Extent::numbers);
             for (page, number) in buffer.chunks_exact_mut(PAGE_BYTES).zip(numbers) {
@@ -189,7 +189,7 @@ mod tests {
             pages,
         };
         let all = [extent(0, 605), extent(605, 35)];
-        let found = changed(&Filled(bytes), &all, &parent, &|_| ()).expect("compared");
+        let found = changed(&PatternPages(bytes), &all, &parent, &|_| ()).expect("compared");
         let expected = [(3, 1), (255, 3), (605, 1), (610, 10), (630, 10)];
         assert_eq!(
             found,

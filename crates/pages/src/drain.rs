@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use abi::spans::Ranges;
 use image::{NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
-use crate::ahead::{Ahead, Batch};
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
-use crate::{Equals, Error, Extent, PIECES_MAX, Result, Source, workers};
+use crate::readahead::{Batch, Readahead};
+use crate::{EqualIndex, Error, Extent, PIECES_MAX, Result, Source, workers};
 
 /// Pages read with one call and written with one: what stays in a processor's own cache meanwhile.
 const BATCH_PAGES: u64 = 256;
 
 /// What went through the pipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drained {
+pub struct DrainSummary {
     /// Pages read.
     pub read_pages: u64,
     /// Those of them that were all zero and are not stored.
@@ -33,7 +33,7 @@ pub struct Drained {
     pub writing: Duration,
 }
 
-impl Drained {
+impl DrainSummary {
     /// The size of the stored pages.
     #[must_use]
     pub const fn stored_bytes(&self) -> u64 {
@@ -45,7 +45,7 @@ impl Drained {
 #[derive(Clone, Copy)]
 pub struct Drain<'a> {
     /// Finds pages that are equal to others, which are stored once.
-    pub equals: Option<&'a Equals>,
+    pub equals: Option<&'a EqualIndex>,
     /// Whether tasks run meanwhile, which are left a processor: with a thread for each processor, a
     /// busy target gets hardly any of them (5 % of one of two, for 170 ms).
     pub beside: bool,
@@ -77,7 +77,7 @@ pub fn drain(
     extents: &[Extent],
     writer: &Writer,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Drained> {
+) -> Result<DrainSummary> {
     let how = Drain {
         progress,
         ..Drain::default()
@@ -94,7 +94,7 @@ pub fn drain_all(
     sources: &[(&dyn Source, &[Extent])],
     writer: &Writer,
     how: Drain,
-) -> Result<Drained> {
+) -> Result<DrainSummary> {
     drain_with(sources, writer, how, &|runs| writer.describe(runs))
 }
 
@@ -107,7 +107,7 @@ pub fn drain_to_runs(
     sources: &[(&dyn Source, &[Extent])],
     writer: &Writer,
     how: Drain,
-) -> Result<(Drained, Vec<Run>)> {
+) -> Result<(DrainSummary, Vec<Run>)> {
     let all = Mutex::new(Vec::new());
     let keep = |runs: Vec<Run>| {
         all.lock()
@@ -124,7 +124,7 @@ fn drain_with(
     writer: &Writer,
     how: Drain,
     describe: &(dyn Fn(Vec<Run>) + Sync),
-) -> Result<Drained> {
+) -> Result<DrainSummary> {
     let extents = || {
         let sources = sources.iter().enumerate();
         sources.flat_map(|(number, (_, extents))| extents.iter().map(move |e| (number, *e)))
@@ -138,7 +138,7 @@ fn drain_with(
     };
     let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
     let batch_bytes = pages.min(BATCH_PAGES) as usize * PAGE_BYTES;
-    let note = |done: Drained| {
+    let note = |done: DrainSummary| {
         zero_pages.fetch_add(done.zero_pages, Relaxed);
         equal_pages.fetch_add(done.equal_pages, Relaxed);
         lost_pages.fetch_add(done.lost_pages, Relaxed);
@@ -177,7 +177,7 @@ fn drain_with(
     }
     let [zero_pages, equal_pages, lost_pages] =
         [zero_pages, equal_pages, lost_pages].map(AtomicU64::into_inner);
-    Ok(Drained {
+    Ok(DrainSummary {
         read_pages: pages - lost_pages,
         zero_pages,
         equal_pages,
@@ -192,12 +192,12 @@ fn ahead<'a>(
     sources: &[(&'a dyn Source, &[Extent])],
     batches: usize,
     batch_bytes: usize,
-) -> Option<Ahead<'a>> {
+) -> Option<Readahead<'a>> {
     let [(source, _)] = sources else {
         return None;
     };
     let queue = if batches > 1 { source.queue() } else { None };
-    queue.map(|queue| Ahead {
+    queue.map(|queue| Readahead {
         source: *source,
         queue,
         batch_bytes,
@@ -206,7 +206,7 @@ fn ahead<'a>(
 
 /// Where pages go.
 struct Destination<'a> {
-    equals: Option<&'a Equals>,
+    equals: Option<&'a EqualIndex>,
     writer: &'a Writer,
     describe: &'a (dyn Fn(Vec<Run>) + Sync),
 }
@@ -235,7 +235,7 @@ impl Worker {
         chunk: &[(usize, Extent)],
         bytes: &mut [u8],
         to: &Destination<'_>,
-    ) -> Result<Drained> {
+    ) -> Result<DrainSummary> {
         let pieces = chunk.iter().map(|(_, piece)| *piece);
         let all_pieces = pieces.collect::<Vec<_>>();
         let mut all_lost = Ranges::new();
@@ -265,7 +265,7 @@ impl Worker {
         bytes: &mut [u8],
         lost: &Ranges<usize>,
         to: &Destination<'_>,
-    ) -> Result<Drained> {
+    ) -> Result<DrainSummary> {
         let Destination {
             equals,
             writer,
@@ -298,7 +298,7 @@ impl Worker {
         }
         runs.append(&mut self.zeros);
         describe(runs);
-        Ok(Drained {
+        Ok(DrainSummary {
             read_pages: (used / PAGE_BYTES) as u64,
             zero_pages: ((used - not_zero) / PAGE_BYTES) as u64,
             equal_pages: ((not_zero - kept) / PAGE_BYTES) as u64,

@@ -24,25 +24,25 @@ const KNOWN_MAX: usize = 1 << 19;
 const LARGE_BYTES: usize = 512 << 10;
 
 /// What is known of the pages of a dump that may be equal to others.
-pub struct Equals {
+pub struct EqualIndex {
     /// Pages to be looked at, by space.
     wanted: HashMap<SpaceId, Ranges<u64>>,
-    known: Mutex<Known>,
+    known: Mutex<StoredPages>,
 }
 
 /// Stored pages by the hash of their contents.
 #[derive(Default)]
-struct Known {
+struct StoredPages {
     /// The number of the run, and how many of its pages come before.
-    pages: HashMap<u64, (u32, u32), BuildHasherDefault<AsItIs>>,
+    pages: HashMap<u64, (u32, u32), BuildHasherDefault<IdentityHasher>>,
     runs: Vec<Run>,
 }
 
 /// Hashes what is a hash already.
 #[derive(Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -76,7 +76,7 @@ pub(crate) struct Plan {
     pages: Vec<(SpaceId, u64)>,
 }
 
-impl Equals {
+impl EqualIndex {
     /// Finds the pages of `extents` that several spaces have at the same place, and adds `more`,
     /// which may be equal to others for another reason. None where there are none.
     #[must_use]
@@ -91,7 +91,7 @@ impl Equals {
         Self::of(places.collect(), more)
     }
 
-    /// Does what [`Equals::new`] does for the pages of those of `runs` that are stored.
+    /// Does what [`EqualIndex::new`] does for the pages of those of `runs` that are stored.
     #[must_use]
     pub fn of_runs<'a>(
         runs: impl Iterator<Item = &'a Run>,
@@ -200,7 +200,7 @@ impl Equals {
         wanted.meets(&(run.first_page..run.first_page + u64::from(run.pages)))
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, StoredPages> {
         // A thread that panicked while it held it left whole values behind.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,7 +215,7 @@ impl Fate {
 impl Plan {
     /// Finds pages that are equal to one before them in the same buffer.
     fn find_before(&mut self, bytes: &[u8]) {
-        let mut first = HashMap::<u64, usize, BuildHasherDefault<AsItIs>>::default();
+        let mut first = HashMap::<u64, usize, BuildHasherDefault<IdentityHasher>>::default();
         for number in 0..self.fates.len() {
             let Fate::Found(hash) = self.fates[number] else {
                 continue;
@@ -298,7 +298,7 @@ impl Plan {
     }
 
     /// Gives the runs of the pages that are not stored, after the others were stored as `stored`.
-    pub fn finish(&self, equals: &Equals, stored: &[Run]) -> Vec<Run> {
+    pub fn finish(&self, equals: &EqualIndex, stored: &[Run]) -> Vec<Run> {
         equals.learn(self, stored);
         if self.fates.iter().all(Fate::is_stored) {
             return Vec::new();
@@ -313,7 +313,7 @@ impl Plan {
             .filter(|(_, fate)| fate.is_stored())
             .map(|(number, _)| number);
         let places = kept.zip(places).collect::<HashMap<_, _>>();
-        let mut equal: Vec<Equal> = Vec::new();
+        let mut equal: Vec<EqualRun> = Vec::new();
         for (number, fate) in numbers {
             let (stored, skip_pages) = match fate {
                 Fate::Stored | Fate::Found(_) => continue,
@@ -324,7 +324,7 @@ impl Plan {
                 },
             };
             let (space, first_page) = self.pages[number];
-            let one = Equal {
+            let one = EqualRun {
                 place: NewRun {
                     space,
                     first_page,
@@ -338,18 +338,18 @@ impl Plan {
                 _ => equal.push(one),
             }
         }
-        equal.iter().map(Equal::run).collect()
+        equal.iter().map(EqualRun::run).collect()
     }
 }
 
 /// Pages that are equal to those of a stored run after some of it.
-struct Equal {
+struct EqualRun {
     place: NewRun,
     stored: Run,
     skip_pages: u32,
 }
 
-impl Equal {
+impl EqualRun {
     fn goes_on_with(&self, next: &Self) -> bool {
         let end_page = self.place.first_page + u64::from(self.place.pages);
         self.place.space == next.place.space
@@ -426,9 +426,9 @@ mod tests {
     use crate::Source;
 
     /// Pages that are filled with a byte each; all spaces have the same memory.
-    struct Filled(Vec<u8>);
+    struct PatternPages(Vec<u8>);
 
-    impl Source for Filled {
+    impl Source for PatternPages {
         fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> Result<()> {
             let pages = extents
                 .iter()
@@ -451,7 +451,7 @@ mod tests {
     }
 
     fn wanted(extents: &[Extent]) -> Vec<(u32, Range<u64>)> {
-        let Some(equals) = Equals::new(extents.iter(), []) else {
+        let Some(equals) = EqualIndex::new(extents.iter(), []) else {
             return Vec::new();
         };
         let all = equals.wanted.into_iter();
@@ -484,11 +484,11 @@ mod tests {
     }
 
     /// Stores what two sources have; gives the reader, and how many pages were stored and equal.
-    fn drain(sources: &[(&Filled, Vec<Extent>)]) -> (Reader, u64, u64) {
+    fn drain(sources: &[(&PatternPages, Vec<Extent>)]) -> (Reader, u64, u64) {
         let store = Arc::new(store::Memory::default());
         let writer = Writer::create(store.clone()).unwrap();
         let all = sources.iter().flat_map(|(_, extents)| extents);
-        let equals = Equals::new(all, []);
+        let equals = EqualIndex::new(all, []);
         let sources = sources
             .iter()
             .map(|(source, extents)| (*source as &dyn Source, extents.as_slice()))
@@ -520,8 +520,8 @@ mod tests {
 
     #[test]
     fn equal_pages_of_one_chunk_are_stored_once() {
-        let one = Filled(vec![1, 2, 0, 3, 4]);
-        let other = Filled(vec![1, 9, 0, 3, 4]);
+        let one = PatternPages(vec![1, 2, 0, 3, 4]);
+        let other = PatternPages(vec![1, 9, 0, 3, 4]);
         let (reader, stored, equal) = drain(&[
             (&one, vec![extent(1, 100, 0, 5)]),
             (&other, vec![extent(2, 100, 0, 5)]),
@@ -545,10 +545,10 @@ mod tests {
         let fills = (0..512_u32)
             .map(|page| (page % 251) as u8 + 1)
             .collect::<Vec<_>>();
-        let one = Filled(fills);
+        let one = PatternPages(fills);
         let mut changed = one.0.clone();
         changed[300] = 255;
-        let other = Filled(changed);
+        let other = PatternPages(changed);
         let (reader, stored, equal) = drain(&[
             (&one, vec![extent(1, 0, 0, 512)]),
             (&other, vec![extent(2, 0, 0, 512)]),
@@ -568,7 +568,7 @@ mod tests {
             pages: 1,
         };
         let stored = writer.store(0, &[1; PAGE_BYTES], &[run(0)]).unwrap();
-        let equals = Equals::new([].iter(), [(SpaceId(1), 0..9)]).unwrap();
+        let equals = EqualIndex::new([].iter(), [(SpaceId(1), 0..9)]).unwrap();
         let other = [2; PAGE_BYTES];
         let mut known = equals.known();
         known.runs.push(stored[0]);
@@ -580,7 +580,7 @@ mod tests {
 
     #[test]
     fn what_is_not_wanted_is_not_looked_at() {
-        let one = Filled(vec![1, 1, 1]);
+        let one = PatternPages(vec![1, 1, 1]);
         let (_, stored, equal) = drain(&[(&one, vec![extent(1, 0, 0, 3)])]);
         assert_eq!((stored, equal), (3, 0));
     }

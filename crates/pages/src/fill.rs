@@ -7,7 +7,7 @@ use abi::{Addr, Span};
 use image::{ChunkId, PAGE_BYTES, Reader};
 
 use crate::buffer::Buffer;
-use crate::{Error, PIECES_MAX, Placed, Result, Sink, workers};
+use crate::{Error, PIECES_MAX, Placement, Result, Sink, workers};
 
 /// What a huge page holds; batches do not cross its boundaries in the target.
 const BLOCK_BYTES: u64 = 2 << 20;
@@ -18,7 +18,7 @@ const GROUP_BLOCKS: u64 = 16;
 
 /// What was filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Filled {
+pub struct FillSummary {
     /// Pages handed to the sink.
     pub pages: u64,
     /// Batches in which that was done.
@@ -37,10 +37,10 @@ pub struct Filled {
 /// stay.
 pub fn fill(
     reader: &Reader,
-    placed: &[Placed],
+    placed: &[Placement],
     sink: &dyn Sink,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Filled> {
+) -> Result<FillSummary> {
     let mut placed = placed.to_vec();
     placed.sort_by_key(|piece| piece.at);
     let batches = batches(reader, &placed);
@@ -70,7 +70,7 @@ pub fn fill(
             Ok(())
         },
     )?;
-    Ok(Filled {
+    Ok(FillSummary {
         pages,
         batches: batches.len() as u64,
     })
@@ -79,7 +79,7 @@ pub fn fill(
 /// Moves one batch and returns how many bytes it had.
 fn fill_batch(
     reader: &Reader,
-    batch: &[Placed],
+    batch: &[Placement],
     sink: &dyn Sink,
     buffer: &mut [u8],
 ) -> Result<u64> {
@@ -127,7 +127,7 @@ fn bytes_of(reader: &Reader, chunk: ChunkId) -> u64 {
 }
 
 /// The chunks that a batch needs, each once, in the order in which they are stored.
-fn chunks_of(batch: &[Placed]) -> Vec<ChunkId> {
+fn chunks_of(batch: &[Placement]) -> Vec<ChunkId> {
     let mut chunks = batch
         .iter()
         .map(|piece| piece.part.chunk)
@@ -137,14 +137,14 @@ fn chunks_of(batch: &[Placed]) -> Vec<ChunkId> {
     chunks
 }
 
-fn chunk_bytes(reader: &Reader, batch: &[Placed]) -> u64 {
+fn chunk_bytes(reader: &Reader, batch: &[Placement]) -> u64 {
     let chunks = chunks_of(batch).into_iter();
     chunks.map(|chunk| bytes_of(reader, chunk)).sum()
 }
 
 /// Groups pieces, sorted by address, into batches: small ones together, large ones by the block in
 /// which they start.
-fn batches(reader: &Reader, placed: &[Placed]) -> Vec<Range<usize>> {
+fn batches(reader: &Reader, placed: &[Placement]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
     let total = chunk_bytes(reader, placed);
@@ -178,7 +178,7 @@ fn batches(reader: &Reader, placed: &[Placed]) -> Vec<Range<usize>> {
 }
 
 /// Groups batches of so many blocks, which a sink prepares together.
-fn groups(placed: &[Placed], batches: &[Range<usize>], blocks: u64) -> Vec<Range<usize>> {
+fn groups(placed: &[Placement], batches: &[Range<usize>], blocks: u64) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let group_of = |number: usize| block(placed[batches[number].start].at) / blocks;
     for number in 0..batches.len() {
@@ -191,7 +191,7 @@ fn groups(placed: &[Placed], batches: &[Range<usize>], blocks: u64) -> Vec<Range
 }
 
 /// The blocks of the batches all of whose pages are placed, neighbours as one span.
-fn full_blocks(placed: &[Placed], batches: &[Range<usize>]) -> Vec<Span> {
+fn full_blocks(placed: &[Placement], batches: &[Range<usize>]) -> Vec<Span> {
     let mut full: Vec<Span> = Vec::new();
     let mut solid = Span::default();
     let pieces = batches.iter().flat_map(|batch| &placed[batch.clone()]);
@@ -226,7 +226,7 @@ mod tests {
     use crate::{Extent, place};
 
     /// An image of runs of so many pages from some page on, and where they go.
-    fn placed(runs: &[(u64, u32)]) -> (Reader, Vec<Placed>) {
+    fn placed(runs: &[(u64, u32)]) -> (Reader, Vec<Placement>) {
         let store = Arc::new(store::Memory::default());
         let writer = Writer::create(store.clone()).expect("a writer");
         let space = SpaceId(1);

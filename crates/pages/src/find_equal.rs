@@ -11,14 +11,14 @@ use std::sync::{Mutex, PoisonError};
 use image::{NewRun, PAGE_BYTES, Run, Writer};
 
 use crate::buffer::Buffer;
-use crate::{Equals, Error, Result, workers};
+use crate::{EqualIndex, Error, Result, workers};
 
 /// The most pages that one thread looks at together.
 const BATCH_PAGES: u64 = 256;
 
 /// Pages of which equal ones are stored once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FoundEqual {
+pub struct EqualPages {
     /// All that there were, for [`Writer::describe`].
     pub runs: Vec<Run>,
     /// Those that are not stored any more, because others are equal.
@@ -36,10 +36,10 @@ pub struct FoundEqual {
 /// [`Error::Image`].
 pub fn find_equal(
     stored: Vec<Run>,
-    equals: &Equals,
+    equals: &EqualIndex,
     writer: &Writer,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<FoundEqual> {
+) -> Result<EqualPages> {
     let wanted = |run: &Run| is_wanted(run, equals);
     let (mut looked_at, others): (Vec<_>, Vec<_>) = stored.into_iter().partition(wanted);
     let all_bytes = looked_at.iter().map(Run::len_bytes).sum::<u64>();
@@ -50,7 +50,7 @@ pub fn find_equal(
         .iter()
         .map(|batch| bytes_of(&looked_at[batch.clone()]));
     let buffer_bytes = longest.max().unwrap_or(0);
-    let found = Mutex::new(FoundEqual {
+    let found = Mutex::new(EqualPages {
         runs: others,
         equal_pages: 0,
     });
@@ -76,12 +76,12 @@ pub fn find_equal(
 
 /// How many bytes of `stored` [`find_equal()`] looks at.
 #[must_use]
-pub fn wanted_bytes(stored: &[Run], equals: &Equals) -> u64 {
+pub fn wanted_bytes(stored: &[Run], equals: &EqualIndex) -> u64 {
     let wanted = stored.iter().filter(|run| is_wanted(run, equals));
     wanted.map(Run::len_bytes).sum()
 }
 
-fn is_wanted(run: &Run, equals: &Equals) -> bool {
+fn is_wanted(run: &Run, equals: &EqualIndex) -> bool {
     run.part().is_some() && equals.wants(&place_of(run))
 }
 
@@ -118,7 +118,7 @@ fn batches(runs: &[Run]) -> Vec<Range<usize>> {
 /// pages are not stored any more.
 fn find_in_batch(
     batch: &[Run],
-    equals: &Equals,
+    equals: &EqualIndex,
     writer: &Writer,
     bytes: &mut [u8],
 ) -> Result<(Vec<Run>, u64)> {
@@ -196,7 +196,7 @@ mod tests {
             let more = more
                 .iter()
                 .map(|(space, pages)| (SpaceId(*space), pages.clone()));
-            let equals = Equals::of_runs(self.stored.iter(), more).expect("some are wanted");
+            let equals = EqualIndex::of_runs(self.stored.iter(), more).expect("some are wanted");
             let wanted = wanted_bytes(&self.stored, &equals);
             let done_bytes = AtomicU64::new(0);
             let progress = |bytes| {
@@ -310,7 +310,7 @@ mod tests {
         place.store(0, 1, 0, 16, &(1..50).collect::<Vec<_>>());
         place.store(0, 2, 0, 16, &(101..150).collect::<Vec<_>>());
         let before = place.stored.clone();
-        let equals = Equals::of_runs(before.iter(), []).unwrap();
+        let equals = EqualIndex::of_runs(before.iter(), []).unwrap();
         let mut found = find_equal(before.clone(), &equals, &place.writer, &|_| ()).unwrap();
         found.runs.sort_by_key(|run| (run.space, run.first_page));
         assert_eq!((found.runs, found.equal_pages), (before, 0));

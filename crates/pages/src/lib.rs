@@ -30,7 +30,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod ahead;
 mod buffer;
 mod changed;
 mod drain;
@@ -40,19 +39,20 @@ mod extent;
 mod fill;
 mod find_equal;
 mod place;
+mod readahead;
 pub mod sink;
 pub mod source;
 pub mod workers;
 
 pub use buffer::Buffer;
 pub use changed::changed;
-pub use drain::{Drain, Drained, drain, drain_all, drain_to_runs, sort_out};
-pub use equal::Equals;
+pub use drain::{Drain, DrainSummary, drain, drain_all, drain_to_runs, sort_out};
+pub use equal::EqualIndex;
 pub use error::{Error, Result};
 pub use extent::Extent;
-pub use fill::{Filled, fill};
-pub use find_equal::{FoundEqual, find_equal, wanted_bytes};
-pub use place::{Placed, place};
+pub use fill::{FillSummary, fill};
+pub use find_equal::{EqualPages, find_equal, wanted_bytes};
+pub use place::{Placement, place};
 pub use sink::Sink;
 pub use source::Source;
 pub use workers::threads;

@@ -6,7 +6,7 @@ use crate::{Error, Extent, Result};
 
 /// Pages of one chunk and where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct Placement {
     /// The chunk, of whatever space and image, and how many of its pages come before those wanted.
     pub part: Part,
     /// How many are wanted; never 0.
@@ -21,7 +21,7 @@ pub struct Placed {
 ///
 /// # Errors
 /// [`Error::Image`] for sharing that leads nowhere.
-pub fn place(reader: &Reader, extents: &[Extent]) -> Result<Vec<Placed>> {
+pub fn place(reader: &Reader, extents: &[Extent]) -> Result<Vec<Placement>> {
     let mut placed = Vec::new();
     let mut known: Option<(SpaceId, Vec<Run>)> = None;
     for extent in extents {
@@ -41,7 +41,7 @@ pub fn place(reader: &Reader, extents: &[Extent]) -> Result<Vec<Placed>> {
             let part = extent.part(from - extent.first_page, pages);
             match run.kind {
                 RunKind::Zero => {}
-                RunKind::Part(whole) => placed.push(Placed {
+                RunKind::Part(whole) => placed.push(Placement {
                     part: whole.after((part.first_page - run.first_page) as u32),
                     pages: part.pages as u32,
                     at: part.at,
@@ -54,7 +54,7 @@ pub fn place(reader: &Reader, extents: &[Extent]) -> Result<Vec<Placed>> {
 }
 
 /// Adds the pages of `part`, all of which the image describes.
-fn resolve(reader: &Reader, part: Extent, placed: &mut Vec<Placed>) -> Result<()> {
+fn resolve(reader: &Reader, part: Extent, placed: &mut Vec<Placement>) -> Result<()> {
     let mut done = 0;
     while done < part.pages {
         let rest = part.part(done, part.pages - done);
@@ -62,7 +62,7 @@ fn resolve(reader: &Reader, part: Extent, placed: &mut Vec<Placed>) -> Result<()
             .locate(rest.space, rest.first_page, rest.pages)
             .map_err(Error::image("find"))?;
         if let Some(part) = located.part {
-            placed.push(Placed {
+            placed.push(Placement {
                 part,
                 pages: located.pages,
                 at: rest.at,

@@ -1,6 +1,6 @@
 //! Freeing what newer images of a chain have replaced in older ones.
 
-use image::{ANCESTORS_MAX, Deduped};
+use image::{ANCESTORS_MAX, DedupSummary};
 use store::Store;
 
 use crate::Result;
@@ -23,7 +23,7 @@ pub fn dedup(options: &DedupOptions) -> Result<DedupReport> {
 
 fn dedup_in(store: &dyn Store, sync: bool) -> Result<DedupReport> {
     raise_open_files();
-    let Deduped {
+    let DedupSummary {
         freed_bytes,
         images,
     } = image::dedup(store, sync)?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use freeze::Frozen;
 use image::{Base, ImageId, Seal, Writer};
-use pages::{Drain, Equals};
+use pages::{Drain, EqualIndex};
 use resources::Inherited;
 use resources::map::vdso::Vdso;
 use rustix::process::Pid;
@@ -127,7 +127,7 @@ impl Draft {
     pub fn read(
         &mut self,
         sources: &Sources,
-        (equals, beside): (Option<&Equals>, bool),
+        (equals, beside): (Option<&EqualIndex>, bool),
         progress: &Progress,
     ) -> Result<()> {
         progress.expect(sources.bytes());

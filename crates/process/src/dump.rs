@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pages::Equals;
+use pages::EqualIndex;
 use resources::fd::tcp::newcomers::Held;
 use resources::kernel;
 
@@ -94,7 +94,7 @@ const RESERVE_FROM_BYTES: u64 = 4 << 20;
 fn read(draft: &mut Draft, inventory: &mut Inventory, progress: &Progress) -> Result<()> {
     draft.note(inventory);
     let own = inventory.memory.iter().flat_map(|memory| &memory.extents);
-    let equals = Equals::new(own, std::mem::take(&mut inventory.copies));
+    let equals = EqualIndex::new(own, std::mem::take(&mut inventory.copies));
     let sources = Sources::of(inventory);
     log::info!("the tree is collected");
     if sources.bytes() >= RESERVE_FROM_BYTES {

@@ -7,7 +7,7 @@ use abi::spans::{Spans, intersect, subtract};
 use freeze::{Frozen, Task};
 use image::{Base, ImageId, SpaceKind, Writer};
 use memory::PageMaps;
-use memory::scan::{Area, Found};
+use memory::scan::{Area, ScanResult};
 use memory::track;
 use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;
@@ -224,7 +224,12 @@ impl MemoryView for Tracked {
         &mut self.numbering
     }
 
-    fn pages(&mut self, process: &Process, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {
+    fn pages(
+        &mut self,
+        process: &Process,
+        areas: &[Area],
+        _: &mut PageMaps,
+    ) -> Result<Vec<ScanResult>> {
         let pid = process.pid();
         let unwritten = self.unwritten.entry(pid).or_default();
         *unwritten = Spans::new();

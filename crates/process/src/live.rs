@@ -33,8 +33,8 @@ use freeze::tracker::{Client, start_ticks};
 use freeze::uffd::userfaultfd;
 use freeze::{DEFAULT_TIMEOUT, Frozen, Guard, freeze, read_proc, stat_of};
 use image::Run;
-use memory::live::{Areas, Live};
-use pages::{Drain, Drained};
+use memory::live::{Areas, LiveMemory};
+use pages::{Drain, DrainSummary};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 use resources::map::registered;
@@ -124,7 +124,7 @@ struct Dump<'a, 'b> {
     draft: Draft,
     /// Sees to what this process would leave in the tasks if it was killed.
     _guard: Option<Box<dyn Guard>>,
-    live: Live,
+    live: LiveMemory,
     numbering: Numbering,
     /// Each task and its parent, or whose memory that one has, as they were at the first stop.
     parents: Vec<(i32, i32)>,
@@ -183,7 +183,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         }
         let sharers = owners.into_iter().filter(|(pid, owner)| pid != owner);
         let sharers = sharers.collect();
-        let live = Live::new(tasks)?;
+        let live = LiveMemory::new(tasks)?;
         draft.stopped(&frozen);
         let since = frozen.since;
         go_on(frozen, None)?;
@@ -371,7 +371,7 @@ impl<'a, 'b> Dump<'a, 'b> {
     }
 
     /// Copies what can only be copied while the tree is stopped.
-    fn copy_stopped(&self, inventory: &mut Inventory) -> Result<(Drained, Vec<Run>)> {
+    fn copy_stopped(&self, inventory: &mut Inventory) -> Result<(DrainSummary, Vec<Run>)> {
         inventory.name_objects(&self.draft.writer);
         let sources = Sources::of(inventory);
         let writer = &self.draft.writer;

@@ -12,7 +12,7 @@ use abi::spans::{Spans, subtract};
 use freeze::returned::freeze_and;
 use freeze::tracker::DEFAULT_TRACK_TIME;
 use memory::TaskMemory;
-use pages::{Equals, Extent};
+use pages::{EqualIndex, Extent};
 use sys::process::Process;
 use sys::realtime::Realtime;
 
@@ -67,7 +67,7 @@ pub(crate) fn dump(
     let sources = sources(changes, &tree, &inheritance, &mut draft)?;
     draft.writer.record(tree.record());
     draft.report.statistics.collect_us = as_micros(looking.elapsed());
-    let equals = Equals::new(sources.extents(), []);
+    let equals = EqualIndex::new(sources.extents(), []);
     draft.read(&sources, (equals.as_ref(), true), &progress)?;
     if let Some(parent) = &parent {
         parent::inherit_vdsos(&draft.writer, &parent.reader)?;

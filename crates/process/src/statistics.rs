@@ -75,7 +75,7 @@ impl Statistics {
     }
 
     /// Adds what went through the pipe.
-    pub(crate) fn count(&mut self, drained: &pages::Drained) {
+    pub(crate) fn count(&mut self, drained: &pages::DrainSummary) {
         self.stored_pages += drained.stored_pages;
         self.zero_pages += drained.zero_pages;
         self.equal_pages += drained.equal_pages;

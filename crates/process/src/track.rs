@@ -22,8 +22,8 @@ use freeze::returned::check_returned;
 use freeze::tracker::{Client, Means, TrackedTask};
 use freeze::{Frozen, uffd};
 use image::{ImageId, Reader, SpaceId, Writer};
-use memory::scan::{Area, Found};
-use memory::track::{self, Tracked};
+use memory::scan::{Area, ScanResult};
+use memory::track::{self, TrackResult};
 use resources::map::listing::{Backing, Listed};
 use resources::map::registered;
 use rustix::io::Errno;
@@ -259,7 +259,7 @@ impl Tracking {
 
 impl Changes {
     /// Of what was found in areas; where it is not known what was written, all was.
-    fn of(areas: impl IntoIterator<Item = (Tracked, bool)>) -> Self {
+    fn of(areas: impl IntoIterator<Item = (TrackResult, bool)>) -> Self {
         let (mut written, mut unwritten) = (Vec::new(), Vec::new());
         for (found, known) in areas {
             written.extend(found.written);
@@ -274,8 +274,8 @@ impl Changes {
 }
 
 /// All pages that were found, written or not.
-pub(crate) fn all_of(found: Tracked) -> Found {
-    Found {
+pub(crate) fn all_of(found: TrackResult) -> ScanResult {
+    ScanResult {
         private: found.written.and(&found.unwritten),
         guards: found.guards,
     }

@@ -4,7 +4,7 @@
 //! - [`steps`] and [`serve`] are the two shapes of work: lines that must be those of an
 //!   undisturbed run, and clients that must get the right answers; [`database`] and [`emulator`]
 //!   start special ones;
-//! - [`trial`] takes one program through cycles in one [`trial::Way`];
+//! - [`trial`] takes one program through cycles in one [`trial::SaveMethod`];
 //! - [`table`] prints what came out, as in docs/programs.md;
 //! - [`cleaner`] removes everything, however this process ends.
 
@@ -29,7 +29,7 @@ use testkit::program::Spawned;
 
 use crate::error::{Error, Result, failure};
 use crate::list::{PROGRAMS, Start};
-use crate::trial::{Trial, Way};
+use crate::trial::{SaveMethod, Trial};
 
 /// Real programs, dumped and restored in the middle of their work.
 #[derive(Parser)]
@@ -42,7 +42,7 @@ struct Arguments {
     cycles: usize,
     /// Only in these ways.
     #[arg(long, value_enum)]
-    way: Vec<Way>,
+    way: Vec<SaveMethod>,
     /// Keep the folders and the images of programs that fail.
     #[arg(long)]
     keep: bool,
@@ -139,7 +139,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let binary = binary.ok_or_else(|| failure("run it as `cargo xtask programs`"))?;
     let cleaner = cleaner::Cleaner::start(arguments.keep)?;
     let ways = match arguments.way.as_slice() {
-        [] => Way::ALL,
+        [] => SaveMethod::ALL,
         ways => ways,
     };
     let mut reports = Vec::new();

@@ -41,7 +41,7 @@ pub struct Recipe<'a> {
 }
 
 /// A server and its clients.
-struct Served {
+struct ServerProgram {
     spawned: Spawned,
     stop: Arc<AtomicBool>,
     done: Arc<[AtomicU64]>,
@@ -81,7 +81,7 @@ impl<'a> Recipe<'a> {
             .folder(folder)
             .output(&folder.join("log"))
             .spawn();
-        let mut served = Served {
+        let mut served = ServerProgram {
             spawned,
             stop: Arc::default(),
             done: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(),
@@ -124,7 +124,7 @@ fn connect(server: &Spawned, port: u16) -> Result<Line> {
     Line::new(stream)
 }
 
-impl Work for Served {
+impl Work for ServerProgram {
     fn spawned(&self) -> &Spawned {
         &self.spawned
     }
@@ -147,7 +147,7 @@ impl Work for Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServerProgram {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.spawned.kill();
@@ -169,11 +169,11 @@ fn join(client: JoinHandle<Result<()>>) -> Result<()> {
 pub struct Line {
     input: BufReader<Box<dyn Read + Send>>,
     output: Box<dyn Write + Send>,
-    other_end: OtherEnd,
+    other_end: Peer,
 }
 
 /// What a client talks to.
-enum OtherEnd {
+enum Peer {
     Server(TcpStream),
     Program(Child),
 }
@@ -205,7 +205,7 @@ impl Line {
         Ok(Self {
             input: BufReader::new(Box::new(duplicate()?)),
             output: Box::new(duplicate()?),
-            other_end: OtherEnd::Server(stream),
+            other_end: Peer::Server(stream),
         })
     }
 
@@ -222,17 +222,17 @@ impl Line {
         Ok(Self {
             input: BufReader::new(Box::new(input)),
             output: Box::new(output),
-            other_end: OtherEnd::Program(child),
+            other_end: Peer::Program(child),
         })
     }
 
     fn cutter(&self) -> Result<Cutter> {
         match &self.other_end {
-            OtherEnd::Server(stream) => {
+            Peer::Server(stream) => {
                 let stream = stream.try_clone().map_err(lost("duplicate"))?;
                 Ok(Cutter::Stream(stream))
             }
-            OtherEnd::Program(child) => {
+            Peer::Program(child) => {
                 let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
                 let pidfd = pidfd.map_err(|error| lost("watch the program of")(error.into()))?;
                 Ok(Cutter::Program(pidfd))
@@ -299,7 +299,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if let OtherEnd::Program(program) = &mut self.other_end {
+        if let Peer::Program(program) = &mut self.other_end {
             // It may have ended by itself.
             let _ = program.kill();
             let _ = program.wait();

@@ -3,7 +3,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::list::PROGRAMS;
-use crate::trial::{End, Report, Way};
+use crate::trial::{Report, SaveMethod, TrialResult};
 use crate::{Package, Program};
 
 /// Prints what there is to be tried.
@@ -29,9 +29,9 @@ pub fn print_packages(programs: &[&Program]) {
 /// One line about one trial, or more where it failed.
 pub fn sentence(report: &Report) -> String {
     let how = match &report.end {
-        End::Went => "went on".into(),
-        End::Refused(why) => format!("refused: {why}"),
-        End::Failed(why) => format!("FAILED: {why}"),
+        TrialResult::Went => "went on".into(),
+        TrialResult::Refused(why) => format!("refused: {why}"),
+        TrialResult::Failed(why) => format!("FAILED: {why}"),
     };
     let mut text = format!(
         "{} {}: {} cycles, {} tasks, {} threads, dump {}, restore {}: {how}",
@@ -61,7 +61,7 @@ pub fn markdown(reports: &[Report]) -> String {
         let (own, others) = rest.split_at(rest.iter().take_while(same).count());
         rest = others;
         let of = |way| own.iter().find(|report| report.way == way).map(cell);
-        let cells: Vec<String> = Way::ALL
+        let cells: Vec<String> = SaveMethod::ALL
             .iter()
             .map(|&way| of(way).unwrap_or_else(|| "not tried".into()))
             .collect();
@@ -87,13 +87,18 @@ pub fn markdown(reports: &[Report]) -> String {
 
 fn cell(report: &Report) -> String {
     match &report.end {
-        End::Went => {
-            let only = report.program.moves_on.filter(|_| report.way == Way::Live);
+        TrialResult::Went => {
+            let only = report
+                .program
+                .moves_on
+                .filter(|_| report.way == SaveMethod::Live);
             let only = only.map(|why| format!(", not restored: {why}"));
             format!("{}{}", report.cycles, only.unwrap_or_default())
         }
-        End::Refused(why) => format!("refused: {}", why.replace('\n', "; ").replace('|', "/")),
-        End::Failed(_) => format!("failed after {}", report.cycles),
+        TrialResult::Refused(why) => {
+            format!("refused: {}", why.replace('\n', "; ").replace('|', "/"))
+        }
+        TrialResult::Failed(_) => format!("failed after {}", report.cycles),
     }
 }
 

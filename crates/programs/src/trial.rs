@@ -25,7 +25,7 @@ const ROUNDS: usize = 2;
 
 /// How a program is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Way {
+pub enum SaveMethod {
     /// Dumped, which kills it, and restored.
     Dump,
     /// Dumped live, seen to go on, killed, and restored as it was at the instant.
@@ -34,7 +34,7 @@ pub enum Way {
     Predump,
 }
 
-impl Way {
+impl SaveMethod {
     /// All of them.
     pub const ALL: &'static [Self] = &[Self::Dump, Self::Live, Self::Predump];
 
@@ -51,14 +51,14 @@ impl Way {
 /// What is to be tried.
 pub struct Trial {
     program: &'static Program,
-    way: Way,
+    way: SaveMethod,
     cycles: usize,
     binary: PathBuf,
     folder: PathBuf,
 }
 
 /// How it ended.
-pub enum End {
+pub enum TrialResult {
     /// As it should.
     Went,
     /// The dump was refused; the program went on undisturbed.
@@ -70,7 +70,7 @@ pub enum End {
 /// What came out.
 pub struct Report {
     pub program: &'static Program,
-    pub way: Way,
+    pub way: SaveMethod,
     /// Whole cycles.
     pub cycles: usize,
     /// Refusals that another try helped with, each once.
@@ -79,13 +79,13 @@ pub struct Report {
     pub restores: Vec<Duration>,
     pub tasks: usize,
     pub threads: usize,
-    pub end: End,
+    pub end: TrialResult,
 }
 
 impl Report {
     /// Tells whether something went wrong.
     pub fn has_failed(&self) -> bool {
-        matches!(self.end, End::Failed(_))
+        matches!(self.end, TrialResult::Failed(_))
     }
 }
 
@@ -99,7 +99,7 @@ impl Trial {
     /// Makes the plan to try `program`, with its files and images in a folder below `scratch`.
     pub fn new(
         program: &'static Program,
-        way: Way,
+        way: SaveMethod,
         cycles: usize,
         binary: PathBuf,
         scratch: &Path,
@@ -125,19 +125,19 @@ impl Trial {
             restores: Vec::new(),
             tasks: 0,
             threads: 0,
-            end: End::Went,
+            end: TrialResult::Went,
         };
         // What waits for a program panics where it waits in vain.
         let tried = catch_unwind(AssertUnwindSafe(|| self.go_through(&mut report)));
         report.end = match tried {
             Ok(Ok(end)) => end,
-            Ok(Err(error)) => End::Failed(error.to_string()),
-            Err(panic) => End::Failed(words(&*panic)),
+            Ok(Err(error)) => TrialResult::Failed(error.to_string()),
+            Err(panic) => TrialResult::Failed(words(&*panic)),
         };
         report
     }
 
-    fn go_through(&self, report: &mut Report) -> Result<End> {
+    fn go_through(&self, report: &mut Report) -> Result<TrialResult> {
         let own = self.folder.join("program");
         std::fs::create_dir_all(&own).map_err(file_error("make", &own))?;
         let mut chance = Chance::of(&format!("{} {}", self.program.name, self.way.name()));
@@ -155,12 +155,12 @@ impl Trial {
                     let done = work.progress()?;
                     grow(&mut *work, done, "goes on after a refusal")?;
                     work.finish()?;
-                    return Ok(End::Refused(why));
+                    return Ok(TrialResult::Refused(why));
                 }
             }
         }
         work.finish()?;
-        Ok(End::Went)
+        Ok(TrialResult::Went)
     }
 
     /// Saves it once and brings it back, and waits until it has gone on.
@@ -175,7 +175,7 @@ impl Trial {
         let stillframe = |name: &str| Stillframe::new(&self.binary).images_at(images.join(name));
         let mut options = self.program.options.to_vec();
         let mut last = 0;
-        if self.way == Way::Predump {
+        if self.way == SaveMethod::Predump {
             for round in 0..ROUNDS {
                 let parent = format!("../{}", round.saturating_sub(1));
                 let over: &[&str] = if round == 0 {
@@ -194,9 +194,9 @@ impl Trial {
         }
         let parent = format!("../{}", last.saturating_sub(1));
         match self.way {
-            Way::Dump => {}
-            Way::Live => options.push("--live"),
-            Way::Predump => options.extend(["--prev-images-dir", &parent]),
+            SaveMethod::Dump => {}
+            SaveMethod::Live => options.push("--live"),
+            SaveMethod::Predump => options.extend(["--prev-images-dir", &parent]),
         }
         let stillframe = stillframe(&last.to_string());
         let others = others(work);
@@ -205,7 +205,7 @@ impl Trial {
             Err(why) => return Ok(Cycle::Refused(why)),
         };
         report.dumps.push(saved.elapsed);
-        if self.way == Way::Live {
+        if self.way == SaveMethod::Live {
             let done = work.progress()?;
             grow(work, done, "goes on after a live dump")?;
             if self.program.moves_on.is_some() {
@@ -217,7 +217,7 @@ impl Trial {
         let done = work.progress()?;
         let restored = self.restore(&stillframe)?;
         report.restores.push(restored.elapsed);
-        if self.way == Way::Live {
+        if self.way == SaveMethod::Live {
             work.rewound();
         }
         grow(work, done, "goes on after a restore")
@@ -259,7 +259,7 @@ impl Trial {
         loop {
             let restored = stillframe.restore(self.program.options);
             tries += 1;
-            let again = self.way == Way::Live && tries < MOST_SHORTENED;
+            let again = self.way == SaveMethod::Live && tries < MOST_SHORTENED;
             if !again || restored.status.success() || !shorten(&restored.output) {
                 return check(&restored).map(|()| restored);
             }

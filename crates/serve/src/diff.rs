@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Query};
 
 use crate::ledger::Word;
-use crate::region::Known;
+use crate::region::PageStates;
 use crate::{Ability, Error, Region, Result, Session};
 
 /// How long to wait before written pages are looked for again where the target's mappings were
@@ -38,7 +38,7 @@ pub struct Difference {
 }
 
 /// What is to be done with the pages of a region, as spans of the target's addresses.
-pub(crate) struct Sorted {
+pub(crate) struct DiffSpans {
     /// To be stored, as they are.
     pub data: Spans,
     /// To be compared with what was before, and stored where they differ.
@@ -115,7 +115,7 @@ impl Session {
 
     /// Tells which pages of each region may have changed, at one moment, and has them tracked anew;
     /// as long as the guard is held, nothing is brought in, and nobody writes who was told of.
-    pub(crate) fn sort_all(&self) -> Result<(RwLockWriteGuard<'_, ()>, Vec<Sorted>)> {
+    pub(crate) fn sort_all(&self) -> Result<(RwLockWriteGuard<'_, ()>, Vec<DiffSpans>)> {
         let began = Instant::now();
         let alone = loop {
             let alone = self.order.write().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +140,7 @@ impl Session {
     }
 
     /// Adds what was written to what is not saved, and has it tracked anew.
-    fn find_written(&self, region: &Region, known: &Known) -> Result<()> {
+    fn find_written(&self, region: &Region, known: &PageStates) -> Result<()> {
         if self.ability == Ability::Told {
             known.written.move_to(&known.unsaved);
             for range in known.installed.ranges() {
@@ -173,7 +173,7 @@ impl Session {
 
     /// Adds what was given up to what is not saved. We hear of it before it is done: what is there
     /// all the same, written again or not gone yet, is looked at by later differences, too.
-    fn find_removed(&self, region: &Region, known: &Known) -> Result<()> {
+    fn find_removed(&self, region: &Region, known: &PageStates) -> Result<()> {
         for range in known.late.ranges() {
             known.unsaved_removed.insert(range.clone());
             known.unsaved_suspects.insert(range);
@@ -198,7 +198,7 @@ impl Session {
     }
 
     /// Tells which pages may have changed, and how.
-    fn sort(&self, region: &Region, known: &Known) -> Result<Sorted> {
+    fn sort(&self, region: &Region, known: &PageStates) -> Result<DiffSpans> {
         let spans = |ranges: Vec<Range<u64>>| {
             let spans = ranges.iter().map(|range| region.span_of(range));
             spans.collect::<Spans>()
@@ -223,7 +223,7 @@ impl Session {
             Granule::Small => (written, there),
             Granule::Large | Granule::Huge => (Spans::new(), written.and(&there)),
         };
-        Ok(Sorted {
+        Ok(DiffSpans {
             data: intersect(&data, &[region.span()]),
             doubtful,
             zero,

@@ -9,7 +9,7 @@ use crate::{Ability, Error, Result, Session};
 
 /// A thread of the target that waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingThread {
     /// For what.
     pub addr: Addr,
     /// It may read the page, but not write to it.
@@ -24,7 +24,7 @@ pub(crate) struct Waiting {
     pub again: Option<Instant>,
 }
 
-impl Waiting {
+impl WaitingThread {
     /// One that waits for a missing page.
     pub const fn new(addr: Addr, since: Instant) -> Self {
         Self {
@@ -48,13 +48,13 @@ impl Session {
     ///
     /// # Errors
     /// Those of reading, and [`Error::Call`].
-    pub(crate) fn read_events(&self, waiting: &mut Vec<Waiting>) -> Result<()> {
+    pub(crate) fn read_events(&self, waiting: &mut Vec<WaitingThread>) -> Result<()> {
         let _alone = self.order.write();
         self.read_events_alone(waiting)
     }
 
     /// The same for who holds the order alone.
-    pub(crate) fn read_events_alone(&self, waiting: &mut Vec<Waiting>) -> Result<()> {
+    pub(crate) fn read_events_alone(&self, waiting: &mut Vec<WaitingThread>) -> Result<()> {
         let (mut events, mut given_up) = (Vec::new(), Vec::new());
         let pending = self.pending();
         let mut all_saved = pending.is_none();
@@ -90,15 +90,15 @@ impl Session {
         &self,
         event: Event,
         since: Instant,
-        waiting: &mut Vec<Waiting>,
+        waiting: &mut Vec<WaitingThread>,
         given_up: &mut Vec<Span>,
     ) {
         match event {
             Event::Fault {
                 addr, protected, ..
-            } => waiting.push(Waiting {
+            } => waiting.push(WaitingThread {
                 protected,
-                ..Waiting::new(addr.page_start(), since)
+                ..WaitingThread::new(addr.page_start(), since)
             }),
             Event::Remove(span) | Event::Unmap(span) => {
                 self.note_removed(span);

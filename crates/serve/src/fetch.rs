@@ -2,24 +2,24 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::ahead::Piece;
 use crate::install::{Installer, MOST_BYTES, Outcome, STARVED_AGAIN, has_starved};
+use crate::prefetch::Piece;
 use crate::{Result, Session};
 
 /// How long prefetching waits while faults are being answered, at a time.
 const GIVE_WAY: Duration = Duration::from_micros(50);
 
 /// Notes that a thread brings everything in.
-struct Fetching<'a>(&'a Session);
+struct FetchGuard<'a>(&'a Session);
 
-impl<'a> Fetching<'a> {
+impl<'a> FetchGuard<'a> {
     fn new(session: &'a Session) -> Self {
         session.fetching.fetch_add(1, Relaxed);
         Self(session)
     }
 }
 
-impl Drop for Fetching<'_> {
+impl Drop for FetchGuard<'_> {
     fn drop(&mut self) {
         self.0.fetching.fetch_sub(1, Relaxed);
     }
@@ -48,7 +48,7 @@ impl Session {
         stopped: &(dyn Fn() -> bool + Sync),
     ) -> Result<()> {
         let mut installer = Installer::new(self);
-        let _fetching = Fetching::new(self);
+        let _fetching = FetchGuard::new(self);
         while !stopped()
             && let Some(piece) = next()
         {

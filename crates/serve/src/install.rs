@@ -8,10 +8,10 @@ use image::Granule;
 use pages::Buffer;
 use rustix::io::Errno;
 
-use crate::ahead::Piece;
-use crate::events::Waiting;
+use crate::events::WaitingThread;
 use crate::metrics::Fault;
-use crate::region::Known;
+use crate::prefetch::Piece;
+use crate::region::PageStates;
 use crate::{Ability, Error, Region, Result, Session};
 
 /// What is brought in together at the most: a huge page. A fault waits for no more than that.
@@ -60,7 +60,7 @@ impl<'a> Installer<'a> {
     ///
     /// # Errors
     /// See [`Session::serve`].
-    pub fn answer(&mut self, waiting: &mut Vec<Waiting>) -> Result<()> {
+    pub fn answer(&mut self, waiting: &mut Vec<WaitingThread>) -> Result<()> {
         let mut later = Vec::new();
         let now = Instant::now();
         for fault in std::mem::take(waiting) {
@@ -81,7 +81,7 @@ impl<'a> Installer<'a> {
             let outcome = match outcome {
                 Outcome::Done(outcome) => outcome,
                 Outcome::Claimed => {
-                    later.push(Waiting {
+                    later.push(WaitingThread {
                         claimed: true,
                         ..fault
                     });
@@ -92,7 +92,7 @@ impl<'a> Installer<'a> {
                     "deferred"
                 }
                 Outcome::Starved => {
-                    later.push(Waiting {
+                    later.push(WaitingThread {
                         starved: fault.starved.or(Some(now)),
                         again: Some(now + STARVED_AGAIN),
                         ..fault
@@ -121,7 +121,7 @@ impl<'a> Installer<'a> {
     }
 
     /// Brings a page in that a thread waits for, or poisons it where that cannot be.
-    fn resolve_or_poison(&mut self, number: usize, fault: &Waiting) -> Result<Outcome> {
+    fn resolve_or_poison(&mut self, number: usize, fault: &WaitingThread) -> Result<Outcome> {
         let region = &self.session.regions[number].0;
         let page = region.number_of(fault.addr);
         let resolved = match self.resolve_fault(number, fault) {
@@ -135,7 +135,7 @@ impl<'a> Installer<'a> {
     }
 
     /// Notes that a page is written, and lets the writer go on.
-    fn let_write(&self, number: usize, fault: &Waiting) -> Result<Outcome> {
+    fn let_write(&self, number: usize, fault: &WaitingThread) -> Result<Outcome> {
         let (region, known) = &self.session.regions[number];
         let page = region.number_of(fault.addr);
         let span = region.span_of(&(page..page + 1));
@@ -157,7 +157,7 @@ impl<'a> Installer<'a> {
     }
 
     /// Brings the page in that a thread waits for, and others around it.
-    fn resolve_fault(&mut self, number: usize, fault: &Waiting) -> Result<Outcome> {
+    fn resolve_fault(&mut self, number: usize, fault: &WaitingThread) -> Result<Outcome> {
         let (region, known) = &self.session.regions[number];
         let page = region.number_of(fault.addr);
         if fault.claimed {
@@ -335,8 +335,8 @@ impl<'a> Installer<'a> {
             (None, false) => Some(&self.buffer.bytes()[..len]),
         };
         let outcome = match place(session, number, span, bytes, wanted)? {
-            Placing::Again => return Ok(Outcome::Again),
-            Placing::Starved => return Ok(Outcome::Starved),
+            Placement::Again => return Ok(Outcome::Again),
+            Placement::Starved => return Ok(Outcome::Starved),
             outcome => outcome,
         };
         if matches!(source, "prefetch" | "ahead") {
@@ -349,7 +349,7 @@ impl<'a> Installer<'a> {
             session.note_wanted(region.space, pages);
         }
         Ok(Outcome::Done(match (outcome, removed, is_zero) {
-            (Placing::There, ..) => "there",
+            (Placement::There, ..) => "there",
             (_, true, _) => "removed",
             (_, _, true) => "zero",
             _ => "data",
@@ -358,7 +358,7 @@ impl<'a> Installer<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Placing {
+enum Placement {
     Done,
     /// The page that was wanted was there already.
     There,
@@ -375,12 +375,12 @@ fn place(
     span: Span,
     bytes: Option<&[u8]>,
     wanted: u64,
-) -> Result<Placing> {
+) -> Result<Placement> {
     let (region, known) = &session.regions[number];
     let size = region.granule_bytes();
     let protect = session.ability > Ability::Missing;
     let (mut done, mut most_bytes) = (0, span.bytes());
-    let mut outcome = Placing::Done;
+    let mut outcome = Placement::Done;
     while done < span.bytes() {
         let at = span.start.plus(done);
         let page = region.number_of(at);
@@ -401,7 +401,7 @@ fn place(
             Ok(copied) => {
                 let pages = copied / size;
                 if pages == 0 {
-                    return Ok(Placing::Again);
+                    return Ok(Placement::Again);
                 }
                 known.installed.insert(page..page + pages);
                 done += pages * size;
@@ -409,11 +409,11 @@ fn place(
             // Pages of several mappings are refused together.
             Err(error) if is(&error, Errno::NOENT) && rest.bytes() > size => most_bytes = size,
             Err(error) => match why(session, number, rest, &error)? {
-                Refused::Again => return Ok(Placing::Again),
-                Refused::Starved => return Ok(Placing::Starved),
-                Refused::There => {
+                Refusal::Again => return Ok(Placement::Again),
+                Refusal::Starved => return Ok(Placement::Starved),
+                Refusal::There => {
                     if page == wanted {
-                        outcome = Placing::There;
+                        outcome = Placement::There;
                     }
                     session.wake(Span::new(at, size))?;
                     done += size;
@@ -426,7 +426,7 @@ fn place(
 
 /// The reason why the first page of several is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refused {
+enum Refusal {
     /// It is there, or is none of ours any more.
     There,
     /// The target's mappings are changing.
@@ -440,25 +440,25 @@ fn is(error: &std::io::Error, errno: Errno) -> bool {
 }
 
 /// Why the first page of `rest` is refused. That a page is there is noted.
-fn why(session: &Session, number: usize, rest: Span, error: &std::io::Error) -> Result<Refused> {
+fn why(session: &Session, number: usize, rest: Span, error: &std::io::Error) -> Result<Refusal> {
     let (region, known) = &session.regions[number];
     let (page, size) = (region.number_of(rest.start), region.granule_bytes());
     let first = Span::new(rest.start, size);
     let is_huge = region.granule != Granule::Small;
     match Errno::from_io_error(error) {
-        Some(Errno::NOENT) => Ok(Refused::There),
-        Some(Errno::AGAIN) => Ok(Refused::Again),
+        Some(Errno::NOENT) => Ok(Refusal::There),
+        Some(Errno::AGAIN) => Ok(Refusal::Again),
         Some(Errno::EXIST | Errno::NOMEM) if is_huge => {
             let protect = session.ability > Ability::Missing;
             if !session.has_huge_page(first, protect)? {
-                return Ok(Refused::Starved);
+                return Ok(Refusal::Starved);
             }
             known.installed.insert(page..page + 1);
-            Ok(Refused::There)
+            Ok(Refusal::There)
         }
         Some(Errno::EXIST) => {
             known.installed.insert(page..page + 1);
-            Ok(Refused::There)
+            Ok(Refusal::There)
         }
         _ => {
             let source = std::io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0));
@@ -473,7 +473,7 @@ pub(crate) fn has_starved(since: Option<Instant>) -> bool {
 }
 
 /// Clears in `bytes`, the pages `range` of a region, what was given up of parts of pages.
-fn punch(region: &Region, known: &Known, range: &Range<u64>, bytes: &mut [u8]) {
+fn punch(region: &Region, known: &PageStates, range: &Range<u64>, bytes: &mut [u8]) {
     if region.granule == Granule::Small {
         return;
     }

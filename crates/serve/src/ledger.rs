@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sys::uffd::EVENT_WORDS;
 use sys::words::Words;
 
-use crate::region::Known;
+use crate::region::PageStates;
 use crate::{Ability, Error, Region, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"sfledger");
@@ -202,12 +202,12 @@ impl Ledger {
     }
 
     /// Each region with what is known of its pages.
-    pub(crate) fn known(&self) -> Vec<(Region, Known)> {
+    pub(crate) fn known(&self) -> Vec<(Region, PageStates)> {
         let regions = self.regions();
         let mut at = REGIONS + regions.len() * REGION_WORDS;
         let known = regions.into_iter().map(|region| {
-            let known = Known::new(&region, &self.0, at);
-            at += Known::words(&region);
+            let known = PageStates::new(&region, &self.0, at);
+            at += PageStates::words(&region);
             (region, known)
         });
         known.collect()
@@ -314,7 +314,7 @@ impl Ledger {
 }
 
 fn words_of(regions: &[Region]) -> usize {
-    let known = regions.iter().map(Known::words).sum::<usize>();
+    let known = regions.iter().map(PageStates::words).sum::<usize>();
     REGIONS + regions.len() * REGION_WORDS + known
 }
 
@@ -358,8 +358,8 @@ mod tests {
         let mut sorted = regions();
         sorted.reverse();
         assert_eq!(again.iter().map(|one| one.0).collect::<Vec<_>>(), sorted);
-        let sets = |known: &[(Region, Known)]| {
-            let of = |known: &Known| {
+        let sets = |known: &[(Region, PageStates)]| {
+            let of = |known: &PageStates| {
                 let sets = [&known.removed, &known.punched, &known.unsaved_suspects];
                 sets.map(Bits::ranges)
             };

@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod ability;
-mod ahead;
 mod bits;
 mod diff;
 mod error;
@@ -22,6 +21,7 @@ mod ledger;
 mod live;
 mod metrics;
 mod pending;
+mod prefetch;
 mod region;
 mod release;
 mod room;
@@ -34,9 +34,9 @@ pub use ability::Ability;
 pub use diff::Difference;
 pub use error::{Error, Result};
 pub use ledger::Ledger;
-pub use live::{Copied, LiveDiff};
+pub use live::{CopyProgress, LiveDiff};
 pub use metrics::Metrics;
 pub use region::Region;
 pub use session::{Options, Progress, Session, Target};
 pub use share::Share;
-pub use trace::Wanted;
+pub use trace::PageRange;

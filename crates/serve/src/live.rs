@@ -19,10 +19,10 @@ use sys::uffd::Modes;
 
 use crate::ability::register;
 use crate::bits::{self, Bits};
-use crate::diff::{Sorted, count, extents, inherit_rest, wait_for_change};
+use crate::diff::{DiffSpans, count, extents, inherit_rest, wait_for_change};
 use crate::ledger::EVENTS_MAX;
 use crate::pending::{Part, Pending, extent};
-use crate::region::Known;
+use crate::region::PageStates;
 use crate::session::lock;
 use crate::{Ability, Difference, Error, Region, Result, Session};
 
@@ -31,7 +31,7 @@ const TOGETHER_BYTES: u64 = 4 << 20;
 
 /// How far a live difference is, in bytes.
 #[derive(Debug, Default)]
-pub struct Copied {
+pub struct CopyProgress {
     /// To be copied, or compared with what was before, in all.
     pub wanted_bytes: AtomicU64,
     /// Of which so many are done.
@@ -46,7 +46,7 @@ pub struct LiveDiff<'a> {
     writer: &'a Writer,
     parent: Arc<Reader>,
     pending: Arc<Pending>,
-    copied: Arc<Copied>,
+    copied: Arc<CopyProgress>,
     /// Which pages of each region have to be compared with what was before.
     doubtful: Vec<Bits>,
     stored: Vec<Extent>,
@@ -69,7 +69,7 @@ impl Session {
     pub fn diff_live<'a>(
         &'a self,
         writer: &'a Writer,
-        copied: &Arc<Copied>,
+        copied: &Arc<CopyProgress>,
     ) -> Result<LiveDiff<'a>> {
         let parent = self.parent_of(writer)?;
         if !self.hears_removals {
@@ -152,7 +152,7 @@ impl LiveDiff<'_> {
 
     /// Has all pages protected that are to be looked at; gives those of each region that may change
     /// without anybody being told.
-    fn protect_all(&mut self, sorted: &[Sorted]) -> Result<Vec<Spans>> {
+    fn protect_all(&mut self, sorted: &[DiffSpans]) -> Result<Vec<Spans>> {
         let session = self.session;
         let regions = session.regions.iter().zip(sorted);
         let uncertain = regions.map(|((region, known), sorted)| {
@@ -170,7 +170,7 @@ impl LiveDiff<'_> {
     }
 
     /// Protects pages that are there, those also that were left to the kernel.
-    fn protect(&mut self, region: &Region, known: &Known, there: &Spans) -> Result<()> {
+    fn protect(&mut self, region: &Region, known: &PageStates, there: &Spans) -> Result<()> {
         let session = self.session;
         // Those that we brought in are protected.
         let others = subtract(there, &spans(region, &known.installed));
@@ -188,7 +188,7 @@ impl LiveDiff<'_> {
     }
 
     /// Notes what is to become of pages; gives how many bytes have to be looked at.
-    fn enter(&mut self, sorted: &[Sorted], uncertain: &[Spans]) -> u64 {
+    fn enter(&mut self, sorted: &[DiffSpans], uncertain: &[Spans]) -> u64 {
         let regions = self.session.regions.iter().zip(sorted).zip(uncertain);
         let mut wanted_bytes = 0;
         for (number, (((region, _), sorted), uncertain)) in regions.enumerate() {

@@ -12,8 +12,8 @@ use pages::{Extent, Source};
 use sys::process::Process;
 
 use crate::bits::{self, Bits};
-use crate::live::Copied;
-use crate::region::Known;
+use crate::live::CopyProgress;
+use crate::region::PageStates;
 use crate::session::lock;
 use crate::{Region, Result};
 
@@ -35,17 +35,17 @@ pub(crate) type Part = (usize, Range<u64>);
 #[derive(Debug)]
 pub(crate) struct Pending {
     /// As those of [`crate::Session`].
-    parts: Vec<Wanted>,
+    parts: Vec<PendingPages>,
     memory: TaskMemory,
-    saved: Mutex<Saved>,
+    saved: Mutex<SavedPages>,
     /// Some of them have changed before they were saved.
     lost: AtomicBool,
-    copied: Arc<Copied>,
+    copied: Arc<CopyProgress>,
 }
 
 /// Those of a region, by number. They change while `saved` is locked.
 #[derive(Debug)]
-struct Wanted {
+struct PendingPages {
     region: Region,
     /// All.
     all: Bits,
@@ -55,15 +55,19 @@ struct Wanted {
 
 /// Contents of whole pages, by region and number.
 #[derive(Debug, Default)]
-struct Saved {
+struct SavedPages {
     pages: BTreeMap<(usize, u64), Vec<u8>>,
     bytes: u64,
 }
 
 impl Pending {
     /// None of the pages of a target.
-    pub fn new(regions: &[(Region, Known)], process: &Process, copied: Arc<Copied>) -> Self {
-        let wanted = |(region, _): &(Region, Known)| Wanted {
+    pub fn new(
+        regions: &[(Region, PageStates)],
+        process: &Process,
+        copied: Arc<CopyProgress>,
+    ) -> Self {
+        let wanted = |(region, _): &(Region, PageStates)| PendingPages {
             region: *region,
             all: bits::none(region.len()),
             open: bits::none(region.len()),
@@ -90,7 +94,7 @@ impl Pending {
     /// # Errors
     /// Those of reading.
     pub fn want_saved(&self, (number, pages): Part) -> Result<()> {
-        let Wanted { region, all, .. } = &self.parts[number];
+        let PendingPages { region, all, .. } = &self.parts[number];
         let page_bytes = region.granule_bytes();
         let mut bytes = vec![0; ((pages.end - pages.start) * page_bytes) as usize];
         self.memory.read(&[extent(region, &pages)], &mut bytes)?;
@@ -110,7 +114,7 @@ impl Pending {
     /// Saves a page before it changes, where it is wanted; whether it may change now. Otherwise
     /// others have to be copied first.
     pub fn save(&self, number: usize, page: u64) -> bool {
-        let Wanted { region, open, .. } = &self.parts[number];
+        let PendingPages { region, open, .. } = &self.parts[number];
         if self.is_lost() || !open.contains(page) {
             return true;
         }
@@ -125,7 +129,7 @@ impl Pending {
     /// Saves everything, as some of it is being given up and it is not known what.
     pub fn save_all(&self) {
         let mut saved = lock(&self.saved);
-        for (number, Wanted { region, open, .. }) in self.parts.iter().enumerate() {
+        for (number, PendingPages { region, open, .. }) in self.parts.iter().enumerate() {
             let most = (TOGETHER_BYTES / region.granule_bytes()).max(1);
             let mut at = open.next(0, true);
             while at < region.len() && saved.bytes < GIVEN_UP_MAX_BYTES && !self.is_lost() {
@@ -138,8 +142,8 @@ impl Pending {
 
     /// Saves what is open of a few pages. They are there: what is given up is saved before we hear
     /// that it is, so to read them waits for nobody.
-    fn save_open(&self, saved: &mut Saved, number: usize, pages: Range<u64>) {
-        let Wanted { region, open, .. } = &self.parts[number];
+    fn save_open(&self, saved: &mut SavedPages, number: usize, pages: Range<u64>) {
+        let PendingPages { region, open, .. } = &self.parts[number];
         let pages = pages.start..open.next(pages.start, false).min(pages.end);
         let page_bytes = region.granule_bytes() as usize;
         let mut bytes = vec![0; (pages.end - pages.start) as usize * page_bytes];
@@ -161,7 +165,7 @@ impl Pending {
 
     /// Some page that is not saved, where there is one.
     pub fn first_open(&self) -> Option<Span> {
-        let first = |Wanted { region, open, .. }: &Wanted| {
+        let first = |PendingPages { region, open, .. }: &PendingPages| {
             let page = open.next(0, true);
             (page < region.len()).then(|| region.span_of(&(page..page + 1)))
         };
@@ -174,7 +178,7 @@ impl Pending {
     /// Notes that `span` is given up, of which everything should have been saved.
     pub fn note_removed(&self, span: Span) {
         let _saved = lock(&self.saved);
-        for Wanted { region, open, .. } in &self.parts {
+        for PendingPages { region, open, .. } in &self.parts {
             let (whole, cut) = region.numbers_of(span);
             let lost = open.next(whole.start, true) < whole.end;
             if lost || cut.into_iter().any(|page| open.contains(page)) {
@@ -211,7 +215,7 @@ impl Pending {
         if !parts.is_empty() {
             return parts;
         }
-        for (number, Wanted { region, all, .. }) in self.parts.iter().enumerate() {
+        for (number, PendingPages { region, all, .. }) in self.parts.iter().enumerate() {
             let page_bytes = region.granule_bytes();
             let mut at = all.next(0, true);
             while at < region.len() && bytes < most_bytes {
@@ -230,7 +234,7 @@ impl Pending {
         let mut saved = lock(&self.saved);
         let mut bytes = 0;
         for (number, pages) in parts {
-            let Wanted { region, all, open } = &self.parts[*number];
+            let PendingPages { region, all, open } = &self.parts[*number];
             all.remove(pages.clone());
             open.remove(pages.clone());
             pages.clone().for_each(|page| saved.remove((*number, page)));
@@ -241,13 +245,13 @@ impl Pending {
 
     /// The page that holds an address.
     fn find(&self, at: Addr) -> Option<(usize, u64)> {
-        let holds = |wanted: &Wanted| wanted.region.span().contains(at);
+        let holds = |wanted: &PendingPages| wanted.region.span().contains(at);
         let number = self.parts.iter().position(holds)?;
         Some((number, self.parts[number].region.number_of(at)))
     }
 }
 
-impl Saved {
+impl SavedPages {
     fn insert(&mut self, key: (usize, u64), contents: Vec<u8>) {
         let bytes = contents.len() as u64;
         if self.pages.insert(key, contents).is_none() {

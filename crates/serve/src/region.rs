@@ -95,7 +95,7 @@ impl Region {
 
 /// What is known of the pages of a region, by their number in it.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct PageStates {
     /// Brought in by us.
     pub installed: Bits,
     /// Somebody is bringing them in.
@@ -125,7 +125,7 @@ pub(crate) struct Known {
     pub unsaved_suspects: Bits,
 }
 
-impl Known {
+impl PageStates {
     /// What stands in `words`, from the word `from` on, of the pages of a region.
     pub fn new(region: &Region, words: &Arc<Words>, mut from: usize) -> Self {
         let mut next = |limit: u64| {
@@ -170,7 +170,7 @@ impl Known {
 /// Pages that a thread is bringing in, which others leave to it.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
-    known: &'a Known,
+    known: &'a PageStates,
     /// Which.
     pub range: Range<u64>,
 }
@@ -181,7 +181,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-impl Known {
+impl PageStates {
     /// Claims the first pages of `range`, as many as nobody else has; none where somebody has the
     /// first.
     pub fn claim(&self, range: Range<u64>) -> Option<Claim<'_>> {
@@ -264,8 +264,8 @@ mod tests {
             first_page: 0,
             granule: Granule::Small,
         };
-        let words = Arc::new(Words::own(Known::words(&region)).expect("memory"));
-        let known = Known::new(&region, &words, 0);
+        let words = Arc::new(Words::own(PageStates::words(&region)).expect("memory"));
+        let known = PageStates::new(&region, &words, 0);
         known.installed.insert(0..10);
         known.native.insert(10..130);
         known.removed.insert(130..131);

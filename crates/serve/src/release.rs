@@ -12,7 +12,7 @@ use sys::uffd::Modes;
 
 use crate::ability::register;
 use crate::ledger::Word;
-use crate::region::Known;
+use crate::region::PageStates;
 use crate::{Ability, Error, Region, Result, Session};
 
 /// Empty parts of memory with small pages that are shorter than this stay ours: to take one out
@@ -121,7 +121,7 @@ impl Session {
     }
 
     /// Protects pages that are not there yet. What came meanwhile may have been written before.
-    fn arm(&self, region: &Region, known: &Known, range: &Range<u64>) -> Result<()> {
+    fn arm(&self, region: &Region, known: &PageStates, range: &Range<u64>) -> Result<()> {
         let span = region.span_of(range);
         match self.uffd.write_protect(span, true) {
             Ok(()) => {
@@ -218,7 +218,7 @@ pub(crate) fn empty_parts(image: &Reader, region: &Region) -> Result<Vec<Range<u
 }
 
 /// How many mappings more there are if `range` is taken out.
-fn mappings_of(known: &Known, region: &Region, range: &Range<u64>) -> i64 {
+fn mappings_of(known: &PageStates, region: &Region, range: &Range<u64>) -> i64 {
     let joins = |page: Option<u64>| match page {
         // At the edge of a region there is one mapping less to be cut.
         None => true,

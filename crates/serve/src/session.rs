@@ -9,14 +9,14 @@ use rustix::fs::OFlags;
 use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
 
-use crate::ahead::{Ahead, Pages};
-use crate::events::Waiting;
+use crate::events::WaitingThread;
 use crate::install::Installer;
 use crate::ledger::{Phase, Word};
 use crate::pending::Pending;
-use crate::region::Known;
+use crate::prefetch::{Pages, Prefetcher};
+use crate::region::PageStates;
 use crate::room;
-use crate::trace::Wanted;
+use crate::trace::PageRange;
 use crate::{Ability, Error, Ledger, Metrics, Region, Result, Share};
 
 /// How long to wait until a fault is tried again that met a change of the target's mappings, in
@@ -62,7 +62,7 @@ pub struct Session {
     pub(crate) uffd: Uffd,
     pub(crate) process: Process,
     pub(crate) image: Arc<Reader>,
-    pub(crate) regions: Vec<(Region, Known)>,
+    pub(crate) regions: Vec<(Region, PageStates)>,
     pub(crate) ability: Ability,
     pub(crate) options: Options,
     /// Held by those who bring pages in, and alone by who reads events: what the target has given
@@ -74,13 +74,13 @@ pub struct Session {
     pub(crate) mappings: AtomicI64,
     pub(crate) metrics: Arc<Metrics>,
     /// Threads of the target whose faults were read and could not be answered yet.
-    pub(crate) waiting: Mutex<Vec<Waiting>>,
+    pub(crate) waiting: Mutex<Vec<WaitingThread>>,
     /// Whether faults are being answered: prefetching waits meanwhile.
     pub(crate) busy: AtomicBool,
     /// What is brought in ahead of faults that come in order.
-    pub(crate) ahead: Ahead,
+    pub(crate) ahead: Prefetcher,
     /// What was brought in for faults and ahead of them, in order, where that is recorded.
-    pub(crate) trace: OnceLock<Mutex<Vec<Wanted>>>,
+    pub(crate) trace: OnceLock<Mutex<Vec<PageRange>>>,
     /// How many threads bring everything in.
     pub(crate) fetching: AtomicU64,
     /// Where the target has pages from that it does not write to, if it shares them with others.
@@ -179,7 +179,7 @@ impl Session {
             metrics,
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),
-            ahead: Ahead::default(),
+            ahead: Prefetcher::default(),
             trace: OnceLock::new(),
             fetching: AtomicU64::new(0),
             fetched: AtomicU64::new(0),

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use abi::PAGE_BYTES;
 use image::SpaceId;
 
-use crate::ahead::Piece;
 use crate::install::MOST_BYTES;
+use crate::prefetch::Piece;
 use crate::session::lock;
 use crate::{Region, Result, Session};
 
@@ -17,7 +17,7 @@ const RECORDED_MAX: usize = 1 << 20;
 
 /// Consecutive pages of a space that were wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PageRange {
     /// Whose pages.
     pub space: SpaceId,
     /// Which, by number, in pages of 4 KiB.
@@ -32,7 +32,7 @@ impl Session {
 
     /// What was recorded so far, in order.
     #[must_use]
-    pub fn recorded(&self) -> Vec<Wanted> {
+    pub fn recorded(&self) -> Vec<PageRange> {
         self.trace
             .get()
             .map_or_else(Vec::new, |all| lock(all).clone())
@@ -50,7 +50,7 @@ impl Session {
         {
             last.pages.end = pages.end;
         } else if all.len() < RECORDED_MAX {
-            all.push(Wanted { space, pages });
+            all.push(PageRange { space, pages });
         }
     }
 
@@ -61,7 +61,7 @@ impl Session {
     /// Those of [`Session::serve`].
     pub fn fetch_wanted(
         &self,
-        wanted: &[Wanted],
+        wanted: &[PageRange],
         at: &AtomicUsize,
         stopped: &(dyn Fn() -> bool + Sync),
     ) -> Result<()> {
@@ -71,7 +71,7 @@ impl Session {
     }
 
     /// The target's pages that hold those of `wanted`, in pieces.
-    fn pieces(&self, wanted: &[Wanted]) -> Vec<Piece> {
+    fn pieces(&self, wanted: &[PageRange]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for wanted in wanted {
             for (number, (region, _)) in self.regions.iter().enumerate() {
@@ -82,7 +82,7 @@ impl Session {
     }
 }
 
-fn cut(region: &Region, wanted: &Wanted, mut push: impl FnMut(Range<u64>)) {
+fn cut(region: &Region, wanted: &PageRange, mut push: impl FnMut(Range<u64>)) {
     let end = region.first_page + region.bytes / PAGE_BYTES;
     let start = wanted.pages.start.max(region.first_page);
     let end = wanted.pages.end.min(end);
@@ -121,7 +121,7 @@ mod tests {
             };
             let space = SpaceId(1);
             let mut pieces = Vec::new();
-            cut(&region, &Wanted { space, pages }, |piece| {
+            cut(&region, &PageRange { space, pages }, |piece| {
                 pieces.push(piece)
             });
             pieces

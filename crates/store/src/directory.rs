@@ -26,10 +26,10 @@ use crate::{Claim, Error, NewObject, Object, Result, Store, check_name};
 /// a dot.
 #[derive(Clone)]
 pub struct Directory {
-    inner: Arc<Inner>,
+    inner: Arc<Location>,
 }
 
-struct Inner {
+struct Location {
     path: PathBuf,
     fd: OwnedFd,
     /// The directories that got a new entry when this one was made; a durable commit writes them
@@ -131,7 +131,7 @@ impl Directory {
 
     fn with(path: &Path, fd: OwnedFd, ancestors: Vec<PathBuf>, own_only: bool) -> Self {
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(Location {
                 path: path.into(),
                 fd,
                 ancestors,
@@ -223,7 +223,7 @@ fn failed_path(action: &'static str, path: &Path, errno: Errno) -> Error {
     }
 }
 
-impl Inner {
+impl Location {
     fn failed(&self, action: &'static str, name: &str, source: impl Into<io::Error>) -> Error {
         let store = self.path.display().to_string();
         Error::System {
@@ -234,7 +234,7 @@ impl Inner {
         }
     }
 
-    /// Like [`Inner::failed`], with [`Error::Missing`] for a name that is not there.
+    /// Like [`Location::failed`], with [`Error::Missing`] for a name that is not there.
     fn failed_name(&self, action: &'static str, name: &str, errno: Errno) -> Error {
         if errno == Errno::NOENT {
             return Error::Missing {
@@ -358,7 +358,7 @@ impl Inner {
 
 /// Ends a claim.
 struct Release {
-    directory: Arc<Inner>,
+    directory: Arc<Location>,
     locked: bool,
 }
 

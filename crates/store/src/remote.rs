@@ -60,7 +60,7 @@ impl Store for Remote {
     }
 
     fn create(&self, name: &str) -> Result<Box<dyn NewObject>> {
-        Ok(Box::new(Staged {
+        Ok(Box::new(StagedObject {
             name: name.to_owned(),
             object: self.stage.create(name)?,
             len_bytes: AtomicU64::new(0),
@@ -72,7 +72,7 @@ impl Store for Remote {
     fn open(&self, name: &str) -> Result<Box<dyn Object>> {
         check_name(name)?;
         let version = retry(self.patience, || self.bucket.head(name))?;
-        Ok(Box::new(FarObject {
+        Ok(Box::new(RemoteObject {
             name: name.to_owned(),
             version,
             bucket: Arc::clone(&self.bucket),
@@ -118,7 +118,7 @@ impl Store for Remote {
 }
 
 /// An object under construction.
-struct Staged {
+struct StagedObject {
     name: String,
     object: Box<dyn NewObject>,
     /// Where the last written byte ends.
@@ -127,7 +127,7 @@ struct Staged {
     patience: Patience,
 }
 
-impl Contents for Staged {
+impl Contents for StagedObject {
     fn len_bytes(&self) -> u64 {
         self.len_bytes.load(Relaxed)
     }
@@ -137,7 +137,7 @@ impl Contents for Staged {
     }
 }
 
-impl NewObject for Staged {
+impl NewObject for StagedObject {
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.object.write_at(bytes, offset_bytes)?;
         if !bytes.is_empty() {
@@ -171,14 +171,14 @@ impl NewObject for Staged {
 }
 
 /// An opened object.
-struct FarObject {
+struct RemoteObject {
     name: String,
     version: Version,
     bucket: Arc<dyn Bucket>,
     patience: Patience,
 }
 
-impl Object for FarObject {
+impl Object for RemoteObject {
     fn name(&self) -> &str {
         &self.name
     }

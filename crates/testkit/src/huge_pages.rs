@@ -55,7 +55,7 @@ fn change(to: impl FnOnce(u64) -> u64) -> io::Result<(u64, u64)> {
 
 /// A control group whose processes get no huge page of 2 MiB, whatever the host has free.
 #[derive(Debug)]
-pub struct Barred {
+pub struct HugePageBar {
     /// Where the group above it is.
     above: PathBuf,
     group: PathBuf,
@@ -63,7 +63,7 @@ pub struct Barred {
     mounted: Option<tempfile::TempDir>,
 }
 
-impl Barred {
+impl HugePageBar {
     /// Makes one.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Barred {
     }
 }
 
-impl Drop for Barred {
+impl Drop for HugePageBar {
     fn drop(&mut self) {
         let left = fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
         for pid in left.lines() {

@@ -36,7 +36,7 @@ impl SlowDisk {
     /// Where there is no FUSE.
     pub fn mount() -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let session = fuser::spawn_mount2(Served, folder.path(), &[MountOption::RO])?;
+        let session = fuser::spawn_mount2(FuseFile, folder.path(), &[MountOption::RO])?;
         Ok(Self {
             _session: session,
             folder,
@@ -50,9 +50,9 @@ impl SlowDisk {
     }
 }
 
-struct Served;
+struct FuseFile;
 
-impl Filesystem for Served {
+impl Filesystem for FuseFile {
     fn lookup(&mut self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
         match parent == FOLDER && name == NAME {
             true => reply.entry(&VALID, &facts(FILE), 0),

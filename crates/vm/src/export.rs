@@ -29,7 +29,7 @@ pub struct ExportOptions {
 
 /// What was exported.
 #[derive(Clone, Copy, Debug)]
-pub struct Exported {
+pub struct ExportSummary {
     /// Pages of the memory.
     pub pages: u64,
     /// Those that were written; the others are holes.
@@ -46,7 +46,10 @@ pub struct Exported {
 /// # Errors
 /// No file is there then that was not there before. [`Error::Unfit`] also where a state file is
 /// wanted and the image has none.
-pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Exported> {
+pub fn export(
+    options: &ExportOptions,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<ExportSummary> {
     let (base, pages) = place::open(&options.images)?;
     let reader = &*base.reader;
     let state = Records::of(reader, pages)?.state;
@@ -77,7 +80,7 @@ pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> 
     if let Some((file, path, _)) = state {
         finish(file, path, options.sync)?;
     }
-    Ok(Exported {
+    Ok(ExportSummary {
         pages,
         written_pages,
         state_bytes,

@@ -9,7 +9,7 @@ use store::Images;
 
 use crate::place::{self, MEMORY};
 use crate::records::MonitorState;
-use crate::sparse::{self, Fates, Holes, Memory};
+use crate::sparse::{self, Holes, Memory, PageCounts};
 use crate::{Error, Result};
 
 /// The longest state file, in bytes: Firecracker's are some ten kilobytes.
@@ -35,7 +35,7 @@ pub struct ImportOptions {
 
 /// What was imported.
 #[derive(Clone, Copy, Debug)]
-pub struct Imported {
+pub struct ImportSummary {
     /// The image.
     pub image: ImageId,
     /// Pages of the memory.
@@ -59,7 +59,7 @@ pub fn import(
     options: &ImportOptions,
     facts: Facts,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Imported> {
+) -> Result<ImportSummary> {
     let path = &options.memory;
     let (file, pages) = open_memory(path)?;
     let state = options.vmstate.as_deref().map(read_state).transpose()?;
@@ -68,7 +68,7 @@ pub fn import(
     let read = file.try_clone().map_err(Error::file("open", path))?;
     let memory = Memory::new(read.into(), MEMORY, pages, 0);
     let fates = sparse::store(&[memory], &writer, Holes::Unchanged, false, progress)?;
-    let imported = Imported::of(&writer, fates);
+    let imported = ImportSummary::of(&writer, fates);
     check_length(&file, path, pages)?;
     if let Some(bytes) = state {
         let monitor = "firecracker".to_owned();
@@ -82,8 +82,8 @@ pub fn import(
     Ok(imported)
 }
 
-impl Imported {
-    fn of(writer: &Writer, fates: Fates) -> Self {
+impl ImportSummary {
+    fn of(writer: &Writer, fates: PageCounts) -> Self {
         Self {
             image: writer.id(),
             pages: fates.pages,

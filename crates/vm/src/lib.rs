@@ -17,6 +17,6 @@ mod server;
 mod sparse;
 
 pub use error::{Error, Result};
-pub use export::{ExportOptions, Exported, export};
-pub use import::{ImportOptions, Imported, import};
-pub use server::{OnError, OnExit, Otlp, Prefetch, ServeOptions, serve};
+pub use export::{ExportOptions, ExportSummary, export};
+pub use import::{ImportOptions, ImportSummary, import};
+pub use server::{ErrorPolicy, ExitPolicy, Otlp, Prefetch, ServeOptions, serve};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use image::{Reader, Record};
 use prost::Message;
-use serve::Wanted;
+use serve::PageRange;
 
 use crate::place::MEMORY;
 use crate::{Error, Result};
@@ -86,8 +86,8 @@ impl WorkingSet {
     }
 
     /// As the page server takes it.
-    pub fn wanted(&self) -> Vec<Wanted> {
-        let wanted = self.ranges().map(|(first_page, pages)| Wanted {
+    pub fn wanted(&self) -> Vec<PageRange> {
+        let wanted = self.ranges().map(|(first_page, pages)| PageRange {
             space: MEMORY,
             pages: first_page..first_page + pages,
         });
@@ -96,7 +96,7 @@ impl WorkingSet {
 
     /// Adds what another machine wanted and is not there yet, in its order; tells whether that is
     /// anything. Ranges that begin where the last one ends are one with it.
-    pub fn merge(&mut self, wanted: &[Wanted]) -> bool {
+    pub fn merge(&mut self, wanted: &[PageRange]) -> bool {
         let known = self.ranges().map(|(first, pages)| (first, first + pages));
         let mut known = known.collect::<BTreeMap<_, _>>();
         let before = self.pages.len();
@@ -195,8 +195,8 @@ impl Records {
 mod tests {
     use super::*;
 
-    fn wanted(ranges: &[(u64, u64)]) -> Vec<Wanted> {
-        let wanted = ranges.iter().map(|(first_page, pages)| Wanted {
+    fn wanted(ranges: &[(u64, u64)]) -> Vec<PageRange> {
+        let wanted = ranges.iter().map(|(first_page, pages)| PageRange {
             space: MEMORY,
             pages: *first_page..first_page + pages,
         });

@@ -8,7 +8,7 @@ use abi::spans::{Ranges, subtract};
 use abi::{Addr, PAGE_BYTES};
 use image::{Reader, SpaceId, Writer};
 use pages::source::{Object, allocated};
-use pages::{Drain, Drained, Extent, Source};
+use pages::{Drain, DrainSummary, Extent, Source};
 
 use crate::Result;
 
@@ -37,7 +37,7 @@ pub(crate) enum Holes {
 
 /// What became of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fates {
+pub(crate) struct PageCounts {
     /// All of them.
     pub pages: u64,
     pub stored_pages: u64,
@@ -143,7 +143,7 @@ pub(crate) fn store(
     holes: Holes,
     beside: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Fates> {
+) -> Result<PageCounts> {
     let pages = memories.iter().map(|memory| memory.pages).sum();
     let gaps_pages = memories.iter().map(Memory::holes).sum::<u64>();
     let Some(parent) = writer.parent().cloned() else {
@@ -152,7 +152,7 @@ pub(crate) fn store(
         }
         let all = memories.iter().map(Memory::extents).collect::<Vec<_>>();
         let drained = drain(memories, &all, writer, beside, progress)?;
-        return Ok(Fates {
+        return Ok(PageCounts {
             pages,
             stored_pages: drained.stored_pages,
             zero_pages: gaps_pages + drained.zero_pages,
@@ -178,7 +178,7 @@ pub(crate) fn store(
     let drained = drain(memories, &all, writer, beside, &|done, _| {
         progress((less + done / 2).min(total), total);
     })?;
-    Ok(Fates {
+    Ok(PageCounts {
         pages,
         stored_pages: drained.stored_pages,
         zero_pages: zero_pages + drained.zero_pages,
@@ -221,7 +221,7 @@ fn drain(
     writer: &Writer,
     beside: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Drained> {
+) -> Result<DrainSummary> {
     let total = extents.iter().flatten().map(Extent::bytes).sum::<u64>();
     writer.reserve(total)?;
     let sources = memories.iter().zip(extents);
@@ -276,7 +276,12 @@ mod tests {
     }
 
     /// Stores what a file has from page 2 on; gives the first byte of each page of the image.
-    fn round_trip(file: File, writer: Writer, images: &Images, holes: Holes) -> (Fates, [u8; 6]) {
+    fn round_trip(
+        file: File,
+        writer: Writer,
+        images: &Images,
+        holes: Holes,
+    ) -> (PageCounts, [u8; 6]) {
         writer.space(NewSpace {
             id: SPACE,
             kind: SpaceKind::Block,
@@ -302,7 +307,7 @@ mod tests {
         let first = file(&[(1, 9), (2, 1), (3, 2), (4, 0), (7, 3)]);
         let (fates, pages) = round_trip(first, writer, &one, Holes::Zero);
         assert_eq!(pages, [1, 2, 0, 0, 0, 3]);
-        let stored = |stored_pages, zero_pages, parent_pages| Fates {
+        let stored = |stored_pages, zero_pages, parent_pages| PageCounts {
             pages: 6,
             stored_pages,
             zero_pages,

@@ -12,11 +12,11 @@ use rustix::mount::{
 };
 use sys::unmount::Unmounter;
 
-use crate::device::{MountedAt, is_mount_point};
+use crate::device::{MountInfo, is_mount_point};
 use crate::dump::Progress;
 use crate::mount::{id_of, is_there};
-use crate::place::Opened;
-use crate::restore::{RestoreOptions, Restored, restore};
+use crate::place::OpenImage;
+use crate::restore::{RestoreOptions, RestoreSummary, restore};
 use crate::{Error, Result};
 
 /// What options of a mount are called in /proc/self/mountinfo, and what they are.
@@ -35,14 +35,14 @@ const ATTRIBUTES: [(&str, MountAttrFlags); 8] = [
 /// A volume that was written and mounted; unmounted when this is dropped, and when the process
 /// dies, unless it is to stay.
 #[derive(Debug)]
-pub struct Attached {
+pub struct AttachedVolume {
     point: PathBuf,
     id: u64,
     /// Who unmounts it if we die.
     unmounter: Option<Unmounter>,
     stays: bool,
     /// What was written.
-    pub restored: Restored,
+    pub restored: RestoreSummary,
     /// The numbers of the device that it was mounted from before, and of the one that it is on
     /// now, where those are others.
     pub moved: Option<[(u32, u32); 2]>,
@@ -53,8 +53,8 @@ pub struct Attached {
 /// # Errors
 /// [`Error::Unfit`] where that directory is not there or something is mounted on it, and those of
 /// [`restore()`]. Nothing is mounted then; the device may have been written to.
-pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attached> {
-    let opened = Opened::open(&options.images)?;
+pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<AttachedVolume> {
+    let opened = OpenImage::open(&options.images)?;
     let target = &options.target;
     let Some(at) = &opened.state.mount else {
         let what = "the image does not tell where its volume was mounted; restore it with volume \
@@ -86,7 +86,7 @@ pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attach
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     move_mount(&mount, "", CWD, &at.point, flags).map_err(failed())?;
     log::info!("{} is mounted on {point}", target.display());
-    Ok(Attached {
+    Ok(AttachedVolume {
         point: at.point.clone(),
         id,
         unmounter: Some(unmounter),
@@ -96,7 +96,7 @@ pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attach
     })
 }
 
-impl Attached {
+impl AttachedVolume {
     /// Where it is mounted, and the id of the mount (`stx_mnt_id` of statx(2)).
     #[must_use]
     pub fn place(&self) -> (&Path, u64) {
@@ -116,7 +116,7 @@ impl Attached {
     }
 }
 
-impl Drop for Attached {
+impl Drop for AttachedVolume {
     fn drop(&mut self) {
         if self.stays || !is_there(&self.point, self.id) {
             return;
@@ -129,7 +129,7 @@ impl Drop for Attached {
 }
 
 /// The numbers of the device of before and of this one, unless they are the same or not known.
-fn moved(at: &MountedAt, device: &Path) -> Result<Option<[(u32, u32); 2]>> {
+fn moved(at: &MountInfo, device: &Path) -> Result<Option<[(u32, u32); 2]>> {
     let now = std::fs::metadata(device).map_err(Error::file("look at", device))?;
     let now = (major(now.rdev()), minor(now.rdev()));
     let is_other = at.device != (0, 0) && at.device != now;
@@ -137,7 +137,7 @@ fn moved(at: &MountedAt, device: &Path) -> Result<Option<[(u32, u32); 2]>> {
 }
 
 /// Mounts the file system on a device as it was, nowhere yet.
-fn mounted(device: &Path, at: &MountedAt) -> Result<OwnedFd> {
+fn mounted(device: &Path, at: &MountInfo) -> Result<OwnedFd> {
     let make = || {
         let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_string(fs.as_fd(), "source", device)?;

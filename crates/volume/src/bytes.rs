@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::ext4::{FileSystem, Inode, Mapped, Met};
+use crate::ext4::{BlockItem, FileExtent, FileSystem, Inode};
 use crate::{ReadAt, Result};
 
 /// The bytes of one file.
@@ -11,7 +11,7 @@ pub struct Bytes<'a, S> {
     /// How many it has, with those of holes.
     pub size: u64,
     inline: Option<Vec<u8>>,
-    mapped: Vec<Mapped>,
+    mapped: Vec<FileExtent>,
 }
 
 impl<'a, S: ReadAt> Bytes<'a, S> {
@@ -31,7 +31,7 @@ impl<'a, S: ReadAt> Bytes<'a, S> {
             return Ok(this);
         }
         fs.walk_blocks(inode, &mut |met| {
-            if let Met::Blocks(mapped) = met {
+            if let BlockItem::Blocks(mapped) = met {
                 this.mapped.extend((!mapped.is_unwritten).then_some(mapped));
             }
             Ok(())
@@ -44,7 +44,7 @@ impl<'a, S: ReadAt> Bytes<'a, S> {
     }
 
     /// The extents that end behind a place.
-    fn from(&self, at: u64) -> &[Mapped] {
+    fn from(&self, at: u64) -> &[FileExtent] {
         let block = at / self.block_bytes();
         let first = self
             .mapped

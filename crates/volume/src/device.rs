@@ -24,14 +24,14 @@ pub struct Volume {
     /// How long it is.
     pub len_bytes: u64,
     /// Where it is mounted, and that directory.
-    pub mounted: Option<(MountedAt, File)>,
+    pub mounted: Option<(MountInfo, File)>,
     /// The directory of it that is seen there, where that is not all of it.
     pub part: Option<PathBuf>,
 }
 
 /// Where and how a file system is mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MountedAt {
+pub struct MountInfo {
     /// The directory.
     pub point: PathBuf,
     /// The numbers of its device, by which programs know its files (`st_dev`); 0 and 0 where that
@@ -47,7 +47,7 @@ pub struct MountedAt {
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     root: Vec<u8>,
-    at: MountedAt,
+    at: MountInfo,
     kind: String,
 }
 
@@ -141,7 +141,7 @@ impl Volume {
         })
     }
 
-    fn new(path: PathBuf, mut cached: File, mounted: Option<(MountedAt, File)>) -> Result<Self> {
+    fn new(path: PathBuf, mut cached: File, mounted: Option<(MountInfo, File)>) -> Result<Self> {
         let len_bytes = cached.seek(SeekFrom::End(0));
         let len_bytes = len_bytes.map_err(Error::file("look at", &path))?;
         let mut options = OpenOptions::new();
@@ -232,7 +232,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let fs_options = text(words.nth(1)?);
     Some(Mount {
         root,
-        at: MountedAt {
+        at: MountInfo {
             point,
             device: (major.parse().ok()?, minor.parse().ok()?),
             options,
@@ -277,7 +277,7 @@ mod tests {
             mount,
             Mount {
                 root: b"/mnt1".to_vec(),
-                at: MountedAt {
+                at: MountInfo {
                     point: PathBuf::from("/mnt 2"),
                     device: (98, 0),
                     options: "rw,noatime".to_owned(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use crate::bytes::Bytes;
 use crate::ext4::{Entry, FileSystem, Inode, Kind};
 use crate::files::Files;
-use crate::read_at::InImage;
+use crate::read_at::ImageSpace;
 use crate::{Error, Result};
 
 /// How much of two files is compared at a time.
@@ -65,8 +65,8 @@ pub fn diff(
 }
 
 struct Walk<'a> {
-    old: &'a FileSystem<InImage>,
-    new: &'a FileSystem<InImage>,
+    old: &'a FileSystem<ImageSpace>,
+    new: &'a FileSystem<ImageSpace>,
     each: &'a mut dyn FnMut(Difference) -> Result<()>,
     /// Directories that were met in each: none has two names.
     met: [HashSet<u32>; 2],
@@ -117,7 +117,7 @@ impl Walk<'_> {
                 path.push(b'/');
             }
             path.extend(name);
-            let inode = |fs: &FileSystem<InImage>, entry: Option<Entry>| {
+            let inode = |fs: &FileSystem<ImageSpace>, entry: Option<Entry>| {
                 entry
                     .map(|entry| fs.inode(entry.inode, entry.block))
                     .transpose()
@@ -151,7 +151,7 @@ impl Walk<'_> {
                 self.old.link_target(old)? != self.new.link_target(new)?,
             );
         }
-        let sorted = |fs: &FileSystem<InImage>, inode| {
+        let sorted = |fs: &FileSystem<ImageSpace>, inode| {
             let mut all = fs.attributes(inode)?;
             all.sort_by(|one, other| one.name.cmp(&other.name));
             Ok::<_, Error>(all)

@@ -6,15 +6,15 @@ use std::time::{Duration, SystemTime};
 use abi::Addr;
 use abi::bits::Bits;
 use image::{Compression, Facts, ImageId, PAGE_BYTES, Seal, SpaceId, Writer};
-use pages::{Drain, Drained, Extent};
+use pages::{Drain, DrainSummary, Extent};
 use store::Images;
 
-use crate::bad::{self, Bad, BadPages};
+use crate::bad_pages::{self, BadBlock, BadPages};
 use crate::device::Volume;
-use crate::ext4::{FileSystem, Replayed, Time};
-use crate::pace::Pace;
+use crate::ext4::{FileSystem, ReplayedSource, Time};
+use crate::pace::RateLimit;
 use crate::place::{self, VOLUME};
-use crate::read_at::Opened;
+use crate::read_at::OpenFile;
 use crate::records::State;
 use crate::source::{Blocks, IoContext};
 use crate::survey::{Survey, pages_of, unchanged_pages};
@@ -48,7 +48,7 @@ pub struct DumpOptions {
 
 /// What was dumped.
 #[derive(Clone, Debug)]
-pub struct Dumped {
+pub struct DumpSummary {
     /// The image.
     pub image: ImageId,
     /// The instant of which it is.
@@ -71,7 +71,7 @@ pub struct Dumped {
     /// Blocks that were taken from the journal, which was to be replayed.
     pub replayed_blocks: u64,
     /// Blocks that could not be read, and are zero in the image.
-    pub bad: Vec<Bad>,
+    pub bad: Vec<BadBlock>,
     /// How a mounted file system was stopped.
     pub stops: Option<Stops>,
 }
@@ -102,13 +102,13 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 /// The image that a dump is over, and what its volume was.
 pub(crate) struct Parent {
     pub place: Images,
-    pub opened: place::Opened,
+    pub opened: place::OpenImage,
     pub survey: Survey,
 }
 
 impl Parent {
     pub fn open(images: &Images) -> Result<Self> {
-        let opened = place::Opened::open(images)?;
+        let opened = place::OpenImage::open(images)?;
         let fs = opened.file_system()?;
         let survey = Survey::new(&fs, opened.state.instant, &[], &Pieces::default())?;
         Ok(Self {
@@ -142,7 +142,7 @@ impl Parent {
 /// # Errors
 /// Nothing is left in the image's directory then, an image that was there stays, and a file system
 /// that was mounted is not frozen.
-pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Result<Dumped> {
+pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Result<DumpSummary> {
     let volume = Volume::open(&options.volume)?;
     if let Some(part) = &volume.part {
         log::warn!(
@@ -164,7 +164,7 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         Some(_) => crate::mounted::dump(options, &volume, parent, facts, progress),
         None => dump_unmounted(options, &volume, parent, facts, progress),
     };
-    dumped.map_err(|error| bad::named(error, || open(&volume)))
+    dumped.map_err(|error| bad_pages::named(error, || open(&volume)))
 }
 
 /// Makes an image of a volume that nobody has mounted.
@@ -174,7 +174,7 @@ fn dump_unmounted(
     parent: Option<&Parent>,
     facts: Facts,
     progress: Progress<'_>,
-) -> Result<Dumped> {
+) -> Result<DumpSummary> {
     let now = now();
     let fs = replayed(volume)?;
     let earlier = parent.map(|parent| &parent.survey);
@@ -196,7 +196,7 @@ fn dump_unmounted(
         bad_pages: Vec::new(),
     };
     let (writer, space) = start(options, parent, &state)?;
-    let pace = Pace::new(options.rate_bytes_per_s);
+    let pace = RateLimit::new(options.rate_bytes_per_s);
     let bad = BadPages::new(options.skip_bad);
     let source = Blocks {
         space,
@@ -209,7 +209,7 @@ fn dump_unmounted(
         bad: &bad,
         seen: None,
     };
-    let wanted = Wanted::new(&survey, parent, options.verify_unchanged, sb.block_bytes);
+    let wanted = PageSelection::new(&survey, parent, options.verify_unchanged, sb.block_bytes);
     let differing = wanted.compare(&source, &writer, progress)?;
     let how = Drain {
         progress: &|done| progress(done, differing.count() * PAGE_BYTES as u64),
@@ -222,14 +222,14 @@ fn dump_unmounted(
     inherited.subtract(&differing);
     inherit(&writer, space, &inherited)?;
     wanted.mark_zeros(&writer, space);
-    let dumped = Dumped {
+    let dumped = DumpSummary {
         silent_pages: wanted.silent(&differing),
         parent_pages: inherited.count(),
         read_pages: wanted.read.count(),
         marked_free_blocks: survey.marked_free,
         replayed_blocks: fs.source().count(),
-        bad: bad::owners(&fs, &bad.pages()),
-        ..Dumped::of(&writer, &state, &wanted, &[drained])
+        bad: bad_pages::owners(&fs, &bad.pages()),
+        ..DumpSummary::of(&writer, &state, &wanted, &[drained])
     };
     state.bad_pages = bad.pages().ranges();
     writer.record(state.record());
@@ -248,20 +248,20 @@ pub(crate) fn now() -> Time {
 }
 
 /// Opens the file system on a volume.
-pub(crate) fn open(volume: &Volume) -> Result<FileSystem<Opened>> {
+pub(crate) fn open(volume: &Volume) -> Result<FileSystem<OpenFile>> {
     let file = volume.cached.try_clone();
     let file = file.map_err(Error::file("open", &volume.path))?;
-    FileSystem::open(Opened::new(file, volume.len_bytes))
+    FileSystem::open(OpenFile::new(file, volume.len_bytes))
 }
 
 /// Opens the file system on a volume that nobody has mounted, as it is after a replay of its
 /// journal.
-fn replayed(volume: &Volume) -> Result<FileSystem<Replayed<Opened>>> {
+fn replayed(volume: &Volume) -> Result<FileSystem<ReplayedSource<OpenFile>>> {
     let patches = open(volume)?.patches()?;
     let file = volume.cached.try_clone();
     let file = file.map_err(Error::file("open", &volume.path))?;
-    let source = Opened::new(file, volume.len_bytes);
-    FileSystem::open(Replayed::new(source, patches))
+    let source = OpenFile::new(file, volume.len_bytes);
+    FileSystem::open(ReplayedSource::new(source, patches))
 }
 
 /// Starts the image; gives the volume's space as well.
@@ -296,7 +296,7 @@ pub(crate) fn finish(
 }
 
 /// Which pages an image is to have, and which of them are read for that.
-pub(crate) struct Wanted {
+pub(crate) struct PageSelection {
     /// Those with bytes.
     pub all: Bits,
     /// Those in use that read as zeros.
@@ -307,7 +307,7 @@ pub(crate) struct Wanted {
     doubted: Bits,
 }
 
-impl Wanted {
+impl PageSelection {
     /// What follows from a survey, the first of whose earlier ones is the parent's.
     pub fn new(survey: &Survey, parent: Option<&Parent>, doubt: bool, block_bytes: u32) -> Self {
         let all = pages_of(&survey.live, block_bytes);
@@ -423,9 +423,14 @@ pub(crate) fn extents(pages: &Bits, space: SpaceId) -> Vec<Extent> {
     pages.ranges().into_iter().map(extent).collect()
 }
 
-impl Dumped {
-    pub(crate) fn of(writer: &Writer, state: &State, wanted: &Wanted, drained: &[Drained]) -> Self {
-        let sum = |what: fn(&Drained) -> u64| drained.iter().map(what).sum::<u64>();
+impl DumpSummary {
+    pub(crate) fn of(
+        writer: &Writer,
+        state: &State,
+        wanted: &PageSelection,
+        drained: &[DrainSummary],
+    ) -> Self {
+        let sum = |what: fn(&DrainSummary) -> u64| drained.iter().map(what).sum::<u64>();
         Self {
             image: writer.id(),
             instant: state.instant,

@@ -13,7 +13,7 @@ use sys::new_file::NewFile;
 
 use crate::device::Volume;
 use crate::ext4::Time;
-use crate::place::Opened;
+use crate::place::OpenImage;
 use crate::{Error, FILE_MODE, Result};
 
 const MONTHS: [&str; 12] = [
@@ -33,7 +33,7 @@ pub struct Level {
 
 /// A line of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Note {
+struct DumpDate {
     device: String,
     level: u32,
     date_s: i64,
@@ -52,9 +52,9 @@ impl Level {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other.map_err(Error::file("read", &self.dumpdates))?,
         };
-        let mut last: Option<Note> = None;
+        let mut last: Option<DumpDate> = None;
         for line in text.lines() {
-            let Some(note) = Note::of(line, &device) else {
+            let Some(note) = DumpDate::of(line, &device) else {
                 continue;
             };
             let note = note.map_err(|what| self.unfit(&format!("{line:?}: {what}")))?;
@@ -91,7 +91,7 @@ impl Level {
         let read = File::open(path).and_then(|mut file| file.read_to_string(&mut text));
         read.map_err(Error::file("read", path))?;
         let is_replaced = |line: &&str| {
-            let note = Note::of(line, &device);
+            let note = DumpDate::of(line, &device);
             note.is_some_and(|note| note.is_ok_and(|note| note.level == self.level))
         };
         let mut lines = text.lines().filter(|line| !is_replaced(line));
@@ -176,7 +176,7 @@ fn beside(images: &Images, date_s: i64, uuid: [u8; 16]) -> Result<Option<Images>
         }
         let images = Images::from(path);
         // Others may be there as well.
-        let opened = Opened::open(&images);
+        let opened = OpenImage::open(&images);
         if opened.is_ok_and(|one| (one.state.instant.s, one.state.uuid) == (date_s, uuid)) {
             return Ok(Some(images));
         }
@@ -184,7 +184,7 @@ fn beside(images: &Images, date_s: i64, uuid: [u8; 16]) -> Result<Option<Images>
     Ok(None)
 }
 
-impl Note {
+impl DumpDate {
     /// Reads a line, if it is about this device.
     fn of(line: &str, device: &str) -> Option<Result<Self, &'static str>> {
         let mut words = line.split_ascii_whitespace();
@@ -295,10 +295,10 @@ mod tests {
     #[test]
     fn notes_are_those_of_dump() {
         let line = "/dev/loop0 1 Mon Nov 23 20:34:12 2026 +0100";
-        let note = Note::of(line, "/dev/loop0").unwrap().unwrap();
+        let note = DumpDate::of(line, "/dev/loop0").unwrap().unwrap();
         assert_eq!((note.level, note.date_s), (1, 1_795_466_052 - 3600));
-        assert_eq!(Note::of(line, "/dev/loop1"), None);
-        assert_eq!(Note::of("", "/dev/loop0"), None);
+        assert_eq!(DumpDate::of(line, "/dev/loop1"), None);
+        assert_eq!(DumpDate::of("", "/dev/loop0"), None);
         for wrong in [
             "/dev/loop0",
             "/dev/loop0 1",
@@ -310,7 +310,10 @@ mod tests {
             "/dev/loop0 1 Mon Nov 23 20:34:12 2026 +\u{e9}00",
             "/dev/loop0 1 Mon Nov 23 20:34:12 2026 +-100",
         ] {
-            assert!(Note::of(wrong, "/dev/loop0").unwrap().is_err(), "{wrong}");
+            assert!(
+                DumpDate::of(wrong, "/dev/loop0").unwrap().is_err(),
+                "{wrong}"
+            );
         }
     }
 }

@@ -20,23 +20,23 @@ use rustix::io::Errno;
 use crate::ext4::{FileSystem, Inode, Kind};
 use crate::files::{Files, contents};
 use crate::metadata::Metadata;
-use crate::read_at::InImage;
+use crate::read_at::ImageSpace;
 use crate::{Error, Result};
 
 /// What was extracted.
 #[derive(Debug, Default)]
-pub struct Extracted {
+pub struct ExtractSummary {
     /// Files, directories, links and so on.
     pub files: u64,
     /// Bytes that were written to files.
     pub bytes: u64,
     /// What was not, and why.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<Omission>,
 }
 
 /// Something that could not be extracted.
 #[derive(Debug)]
-pub struct LeftOut {
+pub struct Omission {
     /// Of which file.
     pub path: PathBuf,
     /// What, and why.
@@ -45,7 +45,7 @@ pub struct LeftOut {
 
 /// One extraction.
 struct Extract<'a> {
-    fs: &'a FileSystem<InImage>,
+    fs: &'a FileSystem<ImageSpace>,
     root: OwnedFd,
     into: &'a Path,
     is_privileged: bool,
@@ -53,7 +53,7 @@ struct Extract<'a> {
     folders: HashSet<u32>,
     /// Files with several names, and the first of them.
     linked: HashMap<u32, PathBuf>,
-    done: Extracted,
+    done: ExtractSummary,
 }
 
 /// Where something goes: a name in a directory that is open, and its path from the root.
@@ -70,7 +70,7 @@ struct Place<'a> {
 /// # Errors
 /// [`Error::NoFile`], [`Error::Damaged`], [`Error::Image`]; [`Error::File`] where something cannot
 /// be made, as when it is there. What was extracted before stays.
-pub fn extract(files: &Files, paths: &[Vec<u8>], into: &Path) -> Result<Extracted> {
+pub fn extract(files: &Files, paths: &[Vec<u8>], into: &Path) -> Result<ExtractSummary> {
     // All of them are looked for before anything is made.
     for path in paths {
         files.find(path)?;
@@ -89,7 +89,7 @@ pub fn extract(files: &Files, paths: &[Vec<u8>], into: &Path) -> Result<Extracte
         is_privileged: rustix::process::geteuid().is_root(),
         folders: HashSet::new(),
         linked: HashMap::new(),
-        done: Extracted::default(),
+        done: ExtractSummary::default(),
     };
     for path in paths {
         extract.one(files, path)?;
@@ -107,7 +107,7 @@ impl Extract<'_> {
     }
 
     fn leave_out(&mut self, path: &Path, what: impl Into<String>) {
-        self.done.left_out.push(LeftOut {
+        self.done.left_out.push(Omission {
             path: path.to_owned(),
             what: what.into(),
         });

@@ -4,9 +4,9 @@ use std::io::Write;
 
 use store::Images;
 
-use crate::ext4::{FileSystem, Inode, Kind, Met, ROOT};
+use crate::ext4::{BlockItem, FileSystem, Inode, Kind, ROOT};
 use crate::place;
-use crate::read_at::InImage;
+use crate::read_at::ImageSpace;
 use crate::{Error, ReadAt, Result};
 
 /// How much of a file is copied at a time.
@@ -14,12 +14,12 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// The file system in an image.
 pub struct Files {
-    fs: FileSystem<InImage>,
+    fs: FileSystem<ImageSpace>,
 }
 
 /// An entry of a directory, or a file.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct FileEntry {
     /// Its name.
     pub name: Vec<u8>,
     /// What it is.
@@ -34,7 +34,7 @@ impl Files {
     /// # Errors
     /// [`Error::Unfit`] where it is none of a volume, [`Error::Image`], [`Error::Damaged`].
     pub fn open(images: &Images) -> Result<Self> {
-        let fs = place::Opened::open(images)?.file_system()?;
+        let fs = place::OpenImage::open(images)?.file_system()?;
         Ok(Self { fs })
     }
 
@@ -42,7 +42,7 @@ impl Files {
     ///
     /// # Errors
     /// [`Error::NoFile`], [`Error::Damaged`], [`Error::Image`].
-    pub fn list(&self, path: &[u8]) -> Result<Vec<Listed>> {
+    pub fn list(&self, path: &[u8]) -> Result<Vec<FileEntry>> {
         let inode = self.find(path)?;
         if inode.kind() != Kind::Directory {
             let name = path.rsplit(|byte| *byte == b'/').next();
@@ -61,10 +61,10 @@ impl Files {
         listed.collect()
     }
 
-    fn listed(&self, name: Vec<u8>, inode: Inode) -> Result<Listed> {
+    fn listed(&self, name: Vec<u8>, inode: Inode) -> Result<FileEntry> {
         let is_link = inode.kind() == Kind::Link && !inode.is_encrypted();
         let target = is_link.then(|| self.fs.link_target(&inode)).transpose()?;
-        Ok(Listed {
+        Ok(FileEntry {
             name,
             inode,
             target,
@@ -104,7 +104,7 @@ impl Files {
     }
 
     /// The file system.
-    pub(crate) const fn fs(&self) -> &FileSystem<InImage> {
+    pub(crate) const fn fs(&self) -> &FileSystem<ImageSpace> {
         &self.fs
     }
 
@@ -153,7 +153,7 @@ pub(crate) fn contents<S: ReadAt>(
     let block_bytes = u64::from(fs.superblock().block_bytes);
     let mut buffer = vec![0; PIECE_BYTES];
     fs.walk_blocks(inode, &mut |met| {
-        let Met::Blocks(mapped) = met else {
+        let BlockItem::Blocks(mapped) = met else {
             return Ok(());
         };
         let mut at = mapped.logical * block_bytes;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::ext4::FileSystem;
-use crate::{Error, Opened, Result};
+use crate::{Error, OpenFile, Result};
 
 /// Has e2fsck(8) and resize2fs(8) make the file system on `target` as large as that is, or as
 /// `len_bytes`; gives the new length of the file system in bytes.
@@ -31,7 +31,7 @@ pub fn grow(target: &Path, len_bytes: Option<u64>) -> Result<u64> {
     let mut file = File::open(target).map_err(Error::file("open", target))?;
     let len = file.seek(SeekFrom::End(0));
     let len = len.map_err(Error::file("look at", target))?;
-    let fs = FileSystem::open(Opened::new(file, len))?;
+    let fs = FileSystem::open(OpenFile::new(file, len))?;
     Ok(fs.superblock().len_bytes())
 }
 

@@ -7,9 +7,9 @@
 #![forbid(unsafe_code)]
 
 mod attach;
-mod bad;
-mod beside;
+mod bad_pages;
 mod bytes;
+mod companion;
 mod device;
 mod diff;
 mod dump;
@@ -24,11 +24,11 @@ mod metadata;
 mod mount;
 mod mounted;
 mod pace;
+mod page_sums;
 mod place;
 mod read_at;
 mod records;
 mod restore;
-mod seen;
 mod shares;
 mod source;
 mod survey;
@@ -37,23 +37,25 @@ mod tape;
 #[cfg(test)]
 mod testing;
 
-pub use attach::{Attached, attach};
-pub use bad::Bad;
-pub use beside::{Beside, UnderWay};
+pub use attach::{AttachedVolume, attach};
+pub use bad_pages::BadBlock;
+pub use companion::{CompanionDump, CompanionVolume};
 pub use diff::{Difference, Fate, diff};
-pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
+pub use dump::{DumpOptions, DumpSummary, Progress, Stops, dump};
 pub use dumpdates::Level;
 pub use error::{Error, Result};
-pub use extract::{Extracted, LeftOut, extract};
-pub use files::{Files, Listed};
+pub use extract::{ExtractSummary, Omission, extract};
+pub use files::{FileEntry, Files};
 pub use grow::grow;
-pub use mount::{Mounted, mount};
+pub use mount::{MountedImage, mount};
 pub use place::has_volume;
-pub use read_at::{InImage, Opened, ReadAt};
-pub use restore::{RestoreOptions, Restored, restore};
+pub use read_at::{ImageSpace, OpenFile, ReadAt};
+pub use restore::{RestoreOptions, RestoreSummary, restore};
 pub use source::IoContext;
 pub use store::Images;
-pub use tape::{ExportOptions, Exported, ImportOptions, Imported, export, export_to_file, import};
+pub use tape::{
+    ExportOptions, ExportSummary, ImportOptions, ImportSummary, export, export_to_file, import,
+};
 
 /// The permissions of files with a volume's contents, which has secrets.
 const FILE_MODE: u32 = 0o600;

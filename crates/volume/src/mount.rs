@@ -20,8 +20,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use store::Images;
 use sys::unmount::{Access, Unmounter, attach_loop};
 
-use crate::place::Opened;
-use crate::read_at::InImage;
+use crate::place::OpenImage;
+use crate::read_at::ImageSpace;
 use crate::{Error, ReadAt, Result};
 
 /// The name of the file.
@@ -36,7 +36,7 @@ const VALID: Duration = Duration::from_secs(86_400);
 
 /// An image that is mounted; unmounted when this is dropped, and when the process dies.
 #[derive(Debug)]
-pub struct Mounted {
+pub struct MountedImage {
     point: PathBuf,
     id: u64,
     /// Whether files of the file system are seen, and not the file with it.
@@ -54,8 +54,8 @@ pub struct Mounted {
 /// # Errors
 /// [`Error::Unfit`], [`Error::Image`]; [`Error::File`] where it cannot be mounted. Nothing is
 /// mounted then.
-pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
-    let opened = Opened::open(images)?;
+pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<MountedImage> {
+    let opened = OpenImage::open(images)?;
     let point = point
         .canonicalize()
         .map_err(Error::file("look at", point))?;
@@ -81,7 +81,7 @@ pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
     moved.map_err(Error::file("mount on", &point))?;
     // Where it is what is mounted there, nobody could unmount it as long as it is held.
     let file = has_files.then_some(file);
-    Ok(Mounted {
+    Ok(MountedImage {
         point,
         id,
         has_files,
@@ -91,14 +91,14 @@ pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
     })
 }
 
-impl Mounted {
+impl MountedImage {
     /// Whether it is still mounted there.
     pub fn is_there(&self) -> bool {
         is_there(&self.point, self.id)
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedImage {
     fn drop(&mut self) {
         if !self.is_there() {
             return;
@@ -137,7 +137,7 @@ impl Drop for Server {
 }
 
 /// Serves a directory with the image as its only file, in a mount that is nowhere.
-fn serve(opened: Opened) -> Result<(OwnedFd, Server)> {
+fn serve(opened: OpenImage) -> Result<(OwnedFd, Server)> {
     let device = Path::new("/dev/fuse");
     let mut options = File::options();
     let fd = options.read(true).write(true).open(device);
@@ -160,7 +160,7 @@ fn serve(opened: Opened) -> Result<(OwnedFd, Server)> {
 }
 
 /// Starts the process that answers on `fd`, which ends with this one, and when the mount does.
-fn start(opened: Opened, fd: OwnedFd) -> Result<Server> {
+fn start(opened: OpenImage, fd: OwnedFd) -> Result<Server> {
     let failed = || Error::file("serve", "/dev/fuse");
     let len_bytes = opened.state.len_bytes;
     opened.base.reader.open_ancestors()?;
@@ -169,7 +169,7 @@ fn start(opened: Opened, fd: OwnedFd) -> Result<Server> {
         .ok_or_else(|| Error::Unfit("only an image in a directory can be mounted".to_owned()))?;
     let mut kept = vec![2, fd.as_raw_fd()];
     kept.extend(files.iter().map(AsRawFd::as_raw_fd));
-    let image = InImage::new(opened.base.reader.clone(), opened.space, len_bytes);
+    let image = ImageSpace::new(opened.base.reader.clone(), opened.space, len_bytes);
     let maker = rustix::process::getpid();
     log::logger().flush();
     let mut fd = Some(fd);
@@ -182,7 +182,7 @@ fn start(opened: Opened, fd: OwnedFd) -> Result<Server> {
         if rustix::process::getppid() != Some(maker) {
             return;
         }
-        let mut session = Session::from_fd(Served { image, len_bytes }, fd, SessionACL::Owner);
+        let mut session = Session::from_fd(FuseImage { image, len_bytes }, fd, SessionACL::Owner);
         if let Err(error) = session.run() {
             log::debug!("the mount has ended: {error}");
         }
@@ -217,12 +217,12 @@ fn inside(folder: &OwnedFd) -> Result<OwnedFd> {
 }
 
 /// The file system of FUSE.
-struct Served {
-    image: InImage,
+struct FuseImage {
+    image: ImageSpace,
     len_bytes: u64,
 }
 
-impl Served {
+impl FuseImage {
     fn facts(&self, number: u64) -> Option<FileAttr> {
         let (kind, perm, size) = match number {
             FOLDER => (FileType::Directory, 0o500, 0),
@@ -249,7 +249,7 @@ impl Served {
     }
 }
 
-impl Filesystem for Served {
+impl Filesystem for FuseImage {
     fn lookup(&mut self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
         let is_it = parent == FOLDER && name == NAME;
         match self.facts(FILE).filter(|_| is_it) {

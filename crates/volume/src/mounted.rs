@@ -20,21 +20,21 @@ use std::time::{Duration, Instant};
 
 use abi::bits::Bits;
 use image::{Facts, PAGE_BYTES, Run, SpaceId, Writer};
-use pages::{Drain, Drained};
+use pages::{Drain, DrainSummary};
 use sys::freeze::Frozen;
 
-use crate::bad::{self, Bad, BadPages};
+use crate::bad_pages::{self, BadBlock, BadPages};
 use crate::device::Volume;
 use crate::dump::{
-    DumpOptions, Dumped, Parent, Progress, Stops, Wanted, compare, extents, finish, inherit, now,
-    open, start,
+    DumpOptions, DumpSummary, PageSelection, Parent, Progress, Stops, compare, extents, finish,
+    inherit, now, open, start,
 };
 use crate::ext4::Superblock;
 use crate::inside::refuse_inside;
-use crate::pace::Pace;
+use crate::pace::RateLimit;
+use crate::page_sums::PageSums;
 use crate::place::VOLUME;
 use crate::records::State;
-use crate::seen::Seen;
 use crate::source::Blocks;
 use crate::survey::{Survey, unchanged_pages};
 use crate::tables::Pieces;
@@ -51,7 +51,7 @@ const SHORT: Duration = Duration::from_millis(50);
 const STEP_PAGES: u64 = 8 << 20 >> 12;
 
 /// A dump of a mounted volume under way.
-pub struct Live<'a> {
+pub struct LiveDump<'a> {
     options: &'a DumpOptions,
     volume: &'a Volume,
     parent: Option<&'a Parent>,
@@ -62,24 +62,24 @@ pub struct Live<'a> {
     pub state: State,
     stops: Stops,
     /// Pages that were read and are stored, or are the parent's.
-    kept: Kept,
-    drained: Vec<Drained>,
+    kept: ValidPages,
+    drained: Vec<DrainSummary>,
     /// How many pages were read.
     read_pages: u64,
     silent: Bits,
     /// How fast pages are read at most beside users.
-    pace: Pace,
+    pace: RateLimit,
     /// Those that cannot be read.
     bad: BadPages,
     /// What of the file system's own blocks was read.
-    seen: Seen,
+    seen: PageSums,
     /// How fast they were read.
     pages_per_s: f64,
 }
 
 /// What was read so far and still holds.
 #[derive(Default)]
-struct Kept {
+struct ValidPages {
     /// Stored, or zero.
     runs: Vec<Run>,
     stored: Bits,
@@ -104,8 +104,8 @@ pub fn dump(
     parent: Option<&Parent>,
     facts: Facts,
     progress: Progress<'_>,
-) -> Result<Dumped> {
-    let mut live = Live::begin(options, volume, parent)?;
+) -> Result<DumpSummary> {
+    let mut live = LiveDump::begin(options, volume, parent)?;
     let (writer, space) = start(options, parent, &live.state)?;
     let draft = Draft {
         writer: &writer,
@@ -133,7 +133,7 @@ pub fn dump(
     Ok(dumped)
 }
 
-impl<'a> Live<'a> {
+impl<'a> LiveDump<'a> {
     /// Learns what is in use, and what of it the parent does not have.
     ///
     /// # Errors
@@ -176,13 +176,13 @@ impl<'a> Live<'a> {
             survey,
             state,
             stops,
-            kept: Kept::default(),
+            kept: ValidPages::default(),
             drained: Vec::new(),
             read_pages: 0,
             silent: Bits::default(),
-            pace: Pace::new(options.rate_bytes_per_s),
+            pace: RateLimit::new(options.rate_bytes_per_s),
             bad: BadPages::new(options.skip_bad),
-            seen: Seen::default(),
+            seen: PageSums::default(),
             pages_per_s: 0.0,
         })
     }
@@ -222,12 +222,12 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    fn wanted(&self, doubt: bool) -> Wanted {
-        Wanted::new(&self.survey, self.parent, doubt, self.sb.block_bytes)
+    fn wanted(&self, doubt: bool) -> PageSelection {
+        PageSelection::new(&self.survey, self.parent, doubt, self.sb.block_bytes)
     }
 
     /// What of it is not read, or not any more.
-    fn missing(&self, wanted: &Wanted) -> Bits {
+    fn missing(&self, wanted: &PageSelection) -> Bits {
         let mut missing = wanted.read.clone();
         missing.subtract(&self.kept.stored);
         missing.subtract(&self.kept.parents);
@@ -247,7 +247,7 @@ impl<'a> Live<'a> {
         // While users wait, it is read as fast as that can be.
         let pace = match deadline {
             None => &self.pace,
-            Some(_) => &Pace::new(None),
+            Some(_) => &RateLimit::new(None),
         };
         let source = Blocks {
             space: draft.space,
@@ -368,7 +368,7 @@ impl<'a> Live<'a> {
             block_bytes: self.sb.block_bytes,
             replayed: None,
             context: self.options.context,
-            pace: &Pace::new(None),
+            pace: &RateLimit::new(None),
             bad: &BadPages::new(false),
             seen: None,
         };
@@ -376,16 +376,16 @@ impl<'a> Live<'a> {
     }
 
     /// Blocks that could not be read, and whose they are as far as that can be found out.
-    fn bad_blocks(&self) -> Vec<Bad> {
+    fn bad_blocks(&self) -> Vec<BadBlock> {
         let pages = self.bad.pages();
         match pages.count() {
             0 => Vec::new(),
-            _ => open(self.volume).map_or_else(|_| Vec::new(), |fs| bad::owners(&fs, &pages)),
+            _ => open(self.volume).map_or_else(|_| Vec::new(), |fs| bad_pages::owners(&fs, &pages)),
         }
     }
 
     /// Puts into the image what was read at the instant, and the record of it.
-    pub fn put(mut self, draft: Draft<'_>) -> Result<(Dumped, State)> {
+    pub fn put(mut self, draft: Draft<'_>) -> Result<(DumpSummary, State)> {
         let writer = draft.writer;
         let wanted = self.wanted(false);
         let mut inherited = wanted.all.clone();
@@ -405,7 +405,7 @@ impl<'a> Live<'a> {
         // Of those that could not be read at first, some may have been well later.
         self.state.bad_pages = self.bad.pages().ranges();
         writer.record(self.state.record());
-        let dumped = Dumped {
+        let dumped = DumpSummary {
             silent_pages: silent.count(),
             read_pages: self.read_pages,
             marked_free_blocks: self.survey.marked_free,
@@ -414,7 +414,7 @@ impl<'a> Live<'a> {
             stored_pages,
             stops: Some(self.stops),
             bad: self.bad_blocks(),
-            ..Dumped::of(writer, &self.state, &wanted, &self.drained)
+            ..DumpSummary::of(writer, &self.state, &wanted, &self.drained)
         };
         Ok((dumped, self.state))
     }
@@ -473,7 +473,7 @@ pub fn too_long(options: &DumpOptions) -> Error {
     ))
 }
 
-impl Kept {
+impl ValidPages {
     /// Forgets all but `pages`.
     fn keep(&mut self, pages: &Bits) {
         self.stored.intersect(pages);

@@ -9,13 +9,13 @@ const SLACK: Duration = Duration::from_millis(50);
 
 /// A limit for all readers together.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimit {
     bytes_per_s: Option<u64>,
     /// When the next bytes are due.
     next: Mutex<Instant>,
 }
 
-impl Pace {
+impl RateLimit {
     /// So many bytes in a second, or as many as there are.
     pub fn new(bytes_per_s: Option<u64>) -> Self {
         Self {
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_pace_is_kept_and_pauses_are_not_made_up_for() {
-        let pace = Pace::new(Some(1000));
+        let pace = RateLimit::new(Some(1000));
         let begun = *pace.next.lock().unwrap();
         let at = |ms| begun + Duration::from_millis(ms);
         assert_eq!(pace.due(500, begun), begun);
@@ -65,6 +65,6 @@ mod tests {
         // After a pause of ten seconds it begins anew.
         assert_eq!(pace.due(100, at(11_000)), at(10_950));
         assert_eq!(pace.due(100, at(11_000)), at(11_050));
-        assert_eq!(Pace::new(None).due(1 << 40, begun), begun);
+        assert_eq!(RateLimit::new(None).due(1 << 40, begun), begun);
     }
 }

@@ -6,7 +6,7 @@ use image::{Base, Compression, Granule, NewSpace, PAGE_BYTES, Reader, SpaceId, S
 use store::Images;
 
 use crate::ext4::FileSystem;
-use crate::read_at::InImage;
+use crate::read_at::ImageSpace;
 use crate::records::State;
 use crate::{Error, Result};
 
@@ -20,7 +20,7 @@ pub const BESIDE: SpaceId = SpaceId(1 << 30);
 const NAME: &str = "volume";
 
 /// An image of a volume that is open.
-pub struct Opened {
+pub struct OpenImage {
     /// The image, and where it is.
     pub base: Base,
     /// Where in it the volume is.
@@ -29,7 +29,7 @@ pub struct Opened {
     pub state: State,
 }
 
-impl Opened {
+impl OpenImage {
     /// Opens the image in `images`, which must be one of a volume.
     ///
     /// # Errors
@@ -53,9 +53,9 @@ impl Opened {
     ///
     /// # Errors
     /// Those of [`FileSystem::open`].
-    pub fn file_system(&self) -> Result<FileSystem<InImage>> {
+    pub fn file_system(&self) -> Result<FileSystem<ImageSpace>> {
         let reader = Arc::clone(&self.base.reader);
-        FileSystem::open(InImage::new(reader, self.space, self.state.len_bytes))
+        FileSystem::open(ImageSpace::new(reader, self.space, self.state.len_bytes))
     }
 }
 
@@ -85,7 +85,7 @@ fn other(images: &Images) -> Error {
 /// [`Error::Image`].
 pub fn writer(
     images: &Images,
-    parent: Option<&Opened>,
+    parent: Option<&OpenImage>,
     compression: Option<Compression>,
 ) -> Result<Writer> {
     let store = images.create().map_err(image::Error::Place)?;
@@ -94,7 +94,7 @@ pub fn writer(
 }
 
 /// Has a new image have a volume of so many bytes; gives the space, which is that of the parent's.
-pub fn add_space(writer: &Writer, parent: Option<&Opened>, usual: SpaceId, len: u64) -> SpaceId {
+pub fn add_space(writer: &Writer, parent: Option<&OpenImage>, usual: SpaceId, len: u64) -> SpaceId {
     let id = parent.map_or(usual, |parent| parent.space);
     writer.space(NewSpace {
         id,

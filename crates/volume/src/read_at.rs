@@ -30,12 +30,12 @@ pub trait ReadAt: Sync {
 /// A file or a device that is open for reading, through the cache that the kernel's own file
 /// system uses for its metadata.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenFile {
     file: File,
     len_bytes: u64,
 }
 
-impl Opened {
+impl OpenFile {
     /// What is open as `file`, of which the first `len_bytes` are meant.
     #[must_use]
     pub const fn new(file: File, len_bytes: u64) -> Self {
@@ -61,7 +61,7 @@ fn check_inside(len_bytes: u64, at_bytes: u64, len: usize) -> Result<()> {
     }
 }
 
-impl ReadAt for Opened {
+impl ReadAt for OpenFile {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -100,13 +100,13 @@ impl ReadAt for Vec<u8> {
 }
 
 /// A space of an image, whose pages that the image does not describe are zero.
-pub struct InImage {
+pub struct ImageSpace {
     reader: Arc<Reader>,
     space: SpaceId,
     len_bytes: u64,
 }
 
-impl InImage {
+impl ImageSpace {
     /// The first `len_bytes` of a space.
     #[must_use]
     pub const fn new(reader: Arc<Reader>, space: SpaceId, len_bytes: u64) -> Self {
@@ -118,7 +118,7 @@ impl InImage {
     }
 }
 
-impl ReadAt for InImage {
+impl ReadAt for ImageSpace {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }

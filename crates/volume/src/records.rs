@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use image::{PAGE_BYTES, Reader, Record};
 use prost::Message;
 
-use crate::device::MountedAt;
+use crate::device::MountInfo;
 use crate::ext4::Time;
 use crate::{Error, Result};
 
@@ -64,7 +64,7 @@ pub struct State {
     pub instant: Time,
     pub was_mounted: bool,
     /// Where and how; older images do not tell.
-    pub mount: Option<MountedAt>,
+    pub mount: Option<MountInfo>,
     pub bad_pages: Vec<Range<u64>>,
 }
 
@@ -138,7 +138,7 @@ impl State {
         if point.as_ref().is_some_and(|point| !point.is_absolute()) {
             return Err(Error::Corrupt("where it was mounted".into()));
         }
-        let mount = point.map(|point| MountedAt {
+        let mount = point.map(|point| MountInfo {
             point,
             device: (message.device_major, message.device_minor),
             options: message.mount_options,

@@ -18,7 +18,7 @@ use sys::new_file::NewFile;
 
 use crate::device::{is_mounted, refuse_attached};
 use crate::dump::Progress;
-use crate::place::Opened;
+use crate::place::OpenImage;
 use crate::{Error, FILE_MODE, Result};
 
 /// How many writes, of two megabytes each at most, are under way at a time past the cache.
@@ -39,7 +39,7 @@ pub struct RestoreOptions {
 
 /// What was restored.
 #[derive(Clone, Copy, Debug)]
-pub struct Restored {
+pub struct RestoreSummary {
     /// The length of the file system in bytes.
     pub len_bytes: u64,
     /// Pages that were written; the others are holes, or the device's business.
@@ -52,8 +52,8 @@ pub struct Restored {
 ///
 /// # Errors
 /// A file is as it was before then. A device may have been written to.
-pub fn restore(options: &RestoreOptions, progress: Progress<'_>) -> Result<Restored> {
-    let opened = Opened::open(&options.images)?;
+pub fn restore(options: &RestoreOptions, progress: Progress<'_>) -> Result<RestoreSummary> {
+    let opened = OpenImage::open(&options.images)?;
     let (len_bytes, path) = (opened.state.len_bytes, &options.target);
     let facts = std::fs::symlink_metadata(path);
     if is_device(path) {
@@ -135,7 +135,7 @@ fn open_device(path: &Path, len_bytes: u64) -> Result<File> {
 }
 
 /// Has what is zero read as zeros, and gives back what is free where the device takes that.
-fn clear(device: &File, path: &Path, opened: &Opened) -> Result<()> {
+fn clear(device: &File, path: &Path, opened: &OpenImage) -> Result<()> {
     let (reader, space, len_bytes) = (&opened.base.reader, opened.space, opened.state.len_bytes);
     let bytes = |pages: Range<u64>| {
         let page = PAGE_BYTES as u64;
@@ -170,11 +170,11 @@ fn give_back(device: &File, (at, end): (u64, u64)) {
 }
 
 fn write(
-    opened: &Opened,
+    opened: &OpenImage,
     file: &File,
     options: &RestoreOptions,
     progress: Progress<'_>,
-) -> Result<Restored> {
+) -> Result<RestoreSummary> {
     let (reader, space, len_bytes) = (&*opened.base.reader, opened.space, opened.state.len_bytes);
     let path = &options.target;
     let len_pages = len_bytes.div_ceil(PAGE_BYTES as u64);
@@ -224,7 +224,7 @@ fn write(
         }
         verified_pages = extents.iter().map(|extent| extent.pages).sum();
     }
-    Ok(Restored {
+    Ok(RestoreSummary {
         len_bytes,
         written_pages: filled.pages,
         verified_pages,

@@ -9,11 +9,11 @@ use pages::source::Queue;
 use pages::{Buffer, Error, Extent, Source};
 use sys::queue::{Done, Piece};
 
-use crate::bad::BadPages;
-use crate::ext4::Replayed;
-use crate::pace::Pace;
-use crate::read_at::Opened;
-use crate::seen::Seen;
+use crate::bad_pages::BadPages;
+use crate::ext4::ReplayedSource;
+use crate::pace::RateLimit;
+use crate::page_sums::PageSums;
+use crate::read_at::OpenFile;
 
 /// How many reads, of a megabyte each, are under way at a time: a disk has something to go on with,
 /// and who else waits for it is not behind more than that.
@@ -40,15 +40,15 @@ pub struct Blocks<'a> {
     /// Bytes of a block.
     pub block_bytes: u32,
     /// What is read from the journal instead, where it is to be replayed.
-    pub replayed: Option<&'a Replayed<Opened>>,
+    pub replayed: Option<&'a ReplayedSource<OpenFile>>,
     /// In which contexts it is read.
     pub context: IoContext,
     /// How fast at most.
-    pub pace: &'a Pace,
+    pub pace: &'a RateLimit,
     /// What cannot be read.
     pub bad: &'a BadPages,
     /// Who wants to know what was read.
-    pub seen: Option<&'a Seen>,
+    pub seen: Option<&'a PageSums>,
 }
 
 impl Blocks<'_> {
@@ -167,7 +167,7 @@ impl Source for Blocks<'_> {
         }
         let file = self.file.try_clone().ok()?;
         match sys::queue::Queue::new(file.into(), DEPTH) {
-            Ok(queue) => Some(Box::new(UnderWay {
+            Ok(queue) => Some(Box::new(PendingReads {
                 blocks: self,
                 queue,
                 batches: Vec::new(),
@@ -181,14 +181,14 @@ impl Source for Blocks<'_> {
 }
 
 /// Reads under way.
-struct UnderWay<'a> {
+struct PendingReads<'a> {
     blocks: &'a Blocks<'a>,
     queue: sys::queue::Queue,
     /// What is read under each number, and where in its memory the buffer is.
     batches: Vec<(usize, Vec<Extent>, std::ops::Range<usize>)>,
 }
 
-impl Queue for UnderWay<'_> {
+impl Queue for PendingReads<'_> {
     fn depth(&self) -> usize {
         DEPTH
     }
@@ -264,7 +264,7 @@ mod tests {
             at: Addr::of_page(first_page),
             pages,
         });
-        let (pace, bad) = (Pace::new(None), BadPages::default());
+        let (pace, bad) = (RateLimit::new(None), BadPages::default());
         let mut blocks = Blocks {
             space: crate::place::VOLUME,
             file: &file,

@@ -48,8 +48,8 @@ impl Survey {
         known: &Pieces,
     ) -> Result<Self> {
         let mut dead = fs.empty_log()?;
-        let new = || Share::new(earlier.len());
-        let add = |share: &mut Share, groups| share.add(fs, groups, earlier, known);
+        let new = || PartialSurvey::new(earlier.len());
+        let add = |share: &mut PartialSurvey, groups| share.add(fs, groups, earlier, known);
         let mut shares = shares::of_groups(fs, !known.is_empty(), new, add)?.into_iter();
         let mut all = shares.next().unwrap_or_else(new);
         shares.for_each(|share| all.join(share));
@@ -83,7 +83,7 @@ impl Survey {
 
 /// What was found in some groups.
 #[derive(Default)]
-struct Share {
+struct PartialSurvey {
     layout: Layout,
     /// Blocks that inodes have.
     owned: Bits,
@@ -96,7 +96,7 @@ struct Share {
     unchanged: Vec<Bits>,
 }
 
-impl Share {
+impl PartialSurvey {
     fn new(earlier: usize) -> Self {
         Self {
             unchanged: vec![Bits::default(); earlier],

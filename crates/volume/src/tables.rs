@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-use crate::ext4::{BAD_BLOCKS, FileSystem, Inode, Kind, Met, RESIZE, ROOT, Table, Time};
+use crate::ext4::{BAD_BLOCKS, BlockItem, FileSystem, Inode, Kind, RESIZE, ROOT, Table, Time};
 use crate::{ReadAt, Result};
 
 /// Consecutive inodes.
@@ -18,13 +18,13 @@ pub struct Piece {
     sum: u64,
     /// Whether it follows from other blocks as well.
     has_trees: bool,
-    inodes: Vec<Found>,
+    inodes: Vec<UsedInode>,
     extents: Vec<(Range<u64>, Part)>,
 }
 
 /// An inode in use.
 #[derive(Debug)]
-struct Found {
+struct UsedInode {
     number: u32,
     /// How many of the extents are its own and of those before.
     extents_end: u32,
@@ -128,11 +128,11 @@ impl Piece {
             fs.walk_blocks(inode, &mut |met| {
                 note(&mut hash, met);
                 let (range, part) = match met {
-                    Met::Tree(block) => (block..block + 1, Part::Tree),
-                    Met::Blocks(mapped) if mapped.is_unwritten => {
+                    BlockItem::Tree(block) => (block..block + 1, Part::Tree),
+                    BlockItem::Blocks(mapped) if mapped.is_unwritten => {
                         (mapped.range(), Part::Meaningless)
                     }
-                    Met::Blocks(mapped) => (mapped.range(), own),
+                    BlockItem::Blocks(mapped) => (mapped.range(), own),
                 };
                 self.has_trees |= part == Part::Tree;
                 self.extents.push((range, part));
@@ -142,7 +142,7 @@ impl Piece {
         // What else is in the file system's own inodes changes without a trace in them.
         let is_ordinary = inode.number == ROOT || inode.number >= sb.first_inode;
         let is_ordinary = is_ordinary && !sb.special_inodes.contains(&inode.number);
-        self.inodes.push(Found {
+        self.inodes.push(UsedInode {
             number: inode.number,
             extents_end: self.extents.len() as u32,
             sum: hash.digest(),
@@ -194,10 +194,10 @@ fn has_blocks(inode: &Inode) -> bool {
     (is_file || is_own) && !inode.is_inline() && !is_short_link && inode.number != RESIZE
 }
 
-fn note(hash: &mut Xxh3, met: Met) {
+fn note(hash: &mut Xxh3, met: BlockItem) {
     let words = match met {
-        Met::Tree(block) => [u64::MAX, block, 0, 0],
-        Met::Blocks(one) => [
+        BlockItem::Tree(block) => [u64::MAX, block, 0, 0],
+        BlockItem::Blocks(one) => [
             one.logical,
             one.physical,
             one.blocks,

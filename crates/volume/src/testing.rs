@@ -44,7 +44,7 @@ fn facts<S: ReadAt>(fs: &FileSystem<S>, inode: &Inode) -> Result<Facts> {
                 pieces.push((0, fs.inline_data(inode)?));
             } else {
                 fs.walk_blocks(inode, &mut |met| {
-                    let crate::ext4::Met::Blocks(mapped) = met else {
+                    let crate::ext4::BlockItem::Blocks(mapped) = met else {
                         return Ok(());
                     };
                     let block = u64::from(fs.superblock().block_bytes);

@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How what a run of tests has started is known.
-pub struct Marks {
+pub struct ProcessMarks {
     /// A `NAME=value` of the environment that only they have.
     variable: Vec<u8>,
     /// The pipe that they write to, as /proc/PID/fd tells it.
     output: PathBuf,
 }
 
-impl Marks {
+impl ProcessMarks {
     /// The processes with `name=value` in their environment, and those that have the other end of
     /// the pipe `output` open.
     pub fn new(name: &str, value: &OsStr, output: BorrowedFd<'_>) -> std::io::Result<Self> {
@@ -86,7 +86,7 @@ mod tests {
         let mut marked = start("exec cat >/dev/null", "here");
         let mut other = start("exec cat", "elsewhere");
         let output = holder.stdout.take().expect("a pipe");
-        let marks = Marks::new("LEFTOVER_TEST", OsStr::new("here"), output.as_fd());
+        let marks = ProcessMarks::new("LEFTOVER_TEST", OsStr::new("here"), output.as_fd());
         let killed = marks.expect("a pipe").kill_all();
         assert_eq!(killed.len(), 2, "{killed:?}");
         assert!(!holder.wait().expect("it ends").success());

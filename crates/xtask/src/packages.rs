@@ -220,7 +220,7 @@ pub fn install(packages: &[Package<'_>]) -> Result<()> {
         return Ok(());
     }
     eprintln!("installing them with apt-get; their services are neither started nor enabled");
-    let _policy = NoStart::new()?;
+    let _policy = StartPolicy::new()?;
     repo::run(apt_get().arg("update"))?;
     let names = missing.iter().map(|package| package.name);
     repo::run(
@@ -261,11 +261,11 @@ fn is_there(program: &str) -> bool {
 }
 
 /// While it lives, packages that are installed may not start services.
-struct NoStart {
+struct StartPolicy {
     ours: bool,
 }
 
-impl NoStart {
+impl StartPolicy {
     fn new() -> Result<Self> {
         let policy = Path::new(POLICY);
         if policy.exists() {
@@ -284,7 +284,7 @@ impl NoStart {
     }
 }
 
-impl Drop for NoStart {
+impl Drop for StartPolicy {
     fn drop(&mut self) {
         if self.ours && std::fs::remove_file(POLICY).is_err() {
             eprintln!("note: remove {POLICY} by hand");

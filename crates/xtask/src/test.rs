@@ -42,7 +42,7 @@ struct Tally {
 
 /// A test that was run.
 #[derive(Clone, Debug)]
-struct Ran<'a> {
+struct TestRun<'a> {
     program: &'a Program,
     /// Its name in its program.
     name: String,
@@ -53,7 +53,7 @@ struct Ran<'a> {
 /// Results of all tests.
 #[derive(Debug, Default)]
 struct Results<'a> {
-    tests: Vec<Ran<'a>>,
+    tests: Vec<TestRun<'a>>,
     /// The doc tests, and one failed test for each program that could not be run.
     others: Tally,
     /// The full names of those that failed at first and passed alone.
@@ -62,7 +62,7 @@ struct Results<'a> {
 
 /// Causes that fail a run besides tests that failed.
 #[derive(Clone, Copy, Debug, Default)]
-struct Broken {
+struct RunFaults {
     /// Tests that were flaky again and are not explained.
     tests: usize,
     /// Rows of the page that are about no test.
@@ -159,8 +159,8 @@ impl<'a> Results<'a> {
         }
     }
 
-    fn add(&mut self, program: &'a Program, ended: Vec<schedule::Ended>) {
-        self.tests.extend(ended.into_iter().map(|one| Ran {
+    fn add(&mut self, program: &'a Program, ended: Vec<schedule::TestResult>) {
+        self.tests.extend(ended.into_iter().map(|one| TestRun {
             program,
             name: one.name,
             verdict: one.verdict,
@@ -183,7 +183,7 @@ impl<'a> Results<'a> {
         for test in failed {
             eprintln!("     Trying {} again, alone", test.full_name());
             let ended = execution::run_alone(test.program, setting, &test.name);
-            let passes = |ended: &[schedule::Ended]| match ended {
+            let passes = |ended: &[schedule::TestResult]| match ended {
                 [one] => one.verdict == Verdict::Passed,
                 _ => false,
             };
@@ -206,7 +206,7 @@ impl<'a> Results<'a> {
         for line in slowest(&self.tests) {
             println!("{line}");
         }
-        let failed = |test: &&Ran<'_>| test.verdict == Verdict::Failed;
+        let failed = |test: &&TestRun<'_>| test.verdict == Verdict::Failed;
         for test in self.tests.iter().filter(failed) {
             println!("FAILED {}", test.full_name());
         }
@@ -217,13 +217,13 @@ impl<'a> Results<'a> {
     ///
     /// # Errors
     /// When they cannot be remembered.
-    fn judge_flaky(&self, memory: &Memory, is_whole: bool) -> Result<Broken> {
+    fn judge_flaky(&self, memory: &Memory, is_whole: bool) -> Result<RunFaults> {
         let ran = self
             .tests
             .iter()
-            .map(Ran::full_name)
+            .map(TestRun::full_name)
             .collect::<BTreeSet<_>>();
-        let mut broken = Broken::default();
+        let mut broken = RunFaults::default();
         for name in memory.explained().difference(&ran).filter(|_| is_whole) {
             println!("FAILED {}: there is no test {name}", flaky::PAGE);
             broken.rows += 1;
@@ -238,7 +238,7 @@ impl<'a> Results<'a> {
     }
 
     /// Counts. Of what passed, `skips` only said that they cannot run.
-    fn tally(&self, skips: usize, broken: Broken) -> Tally {
+    fn tally(&self, skips: usize, broken: RunFaults) -> Tally {
         let count = |verdict| {
             let tests = self.tests.iter().filter(|test| test.verdict == verdict);
             tests.count()
@@ -254,7 +254,7 @@ impl<'a> Results<'a> {
     }
 }
 
-impl Ran<'_> {
+impl TestRun<'_> {
     /// Its name in the workspace.
     fn full_name(&self) -> String {
         format!("{} {}", self.program.name, self.name)
@@ -270,10 +270,11 @@ impl Ran<'_> {
 }
 
 /// The slowest tests, a line each, the slowest first.
-fn slowest(tests: &[Ran<'_>]) -> Vec<String> {
+fn slowest(tests: &[TestRun<'_>]) -> Vec<String> {
     let mut tests = tests.iter().collect::<Vec<_>>();
     tests.sort_by_key(|test| std::cmp::Reverse(test.took));
-    let line = |test: &&Ran<'_>| format!("{:8.2} s  {}", test.took.as_secs_f64(), test.full_name());
+    let line =
+        |test: &&TestRun<'_>| format!("{:8.2} s  {}", test.took.as_secs_f64(), test.full_name());
     let lines = tests.iter().take(SLOWEST).map(line);
     let title = format!("the slowest {} tests:", tests.len().min(SLOWEST));
     std::iter::once(title).chain(lines).collect()
@@ -331,8 +332,8 @@ mod tests {
         Program::named(name, is_end_to_end)
     }
 
-    fn ran<'a>(program: &'a Program, name: &str, verdict: Verdict, ms: u64) -> Ran<'a> {
-        Ran {
+    fn ran<'a>(program: &'a Program, name: &str, verdict: Verdict, ms: u64) -> TestRun<'a> {
+        TestRun {
             program,
             name: name.to_owned(),
             verdict,
@@ -390,8 +391,8 @@ mod tests {
             failed,
             skipped,
         };
-        assert_eq!(results.tally(2, Broken::default()), tally(11, 1, 4));
-        let broken = Broken { tests: 1, rows: 1 };
+        assert_eq!(results.tally(2, RunFaults::default()), tally(11, 1, 4));
+        let broken = RunFaults { tests: 1, rows: 1 };
         assert_eq!(results.tally(2, broken), tally(10, 3, 4));
     }
 

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::json;
 use store::Images;
-use vm::qemu::{Moment, Observer, RestoreOptions, Restored, Way};
-use volume::Attached;
+use vm::qemu::{Moment, Observer, RestoreMode, RestoreOptions, RestoredMachine};
+use volume::AttachedVolume;
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 use crate::output;
 use crate::session::LogArgs;
 use crate::with_volume;
@@ -149,9 +149,9 @@ impl Restore {
         let images_dir = crate::session::absolute(&self.images_dir)?;
         let mut options = RestoreOptions {
             way: match (shared, self.lazy) {
-                (true, _) => Way::Share(Duration::from_secs(self.keep)),
-                (false, true) => Way::Lazy,
-                (false, false) => Way::Eager,
+                (true, _) => RestoreMode::Share(Duration::from_secs(self.keep)),
+                (false, true) => RestoreMode::Lazy,
+                (false, false) => RestoreMode::Eager,
             },
             templates: super::templates::folder(),
             images: Images::at(&self.images_dir, self.trust_image),
@@ -202,7 +202,7 @@ impl Restore {
 
 /// Why machines are not started.
 fn about_image(images_dir: &Path, error: vm::Error) -> Failure {
-    Wanted::Qemu.explain(images_dir, Failure::machine("vm restore")(error))
+    ExpectedKind::Qemu.explain(images_dir, Failure::machine("vm restore")(error))
 }
 
 /// Calls the user's programs.
@@ -211,11 +211,11 @@ struct Scripts {
     images_dir: PathBuf,
     bar: Bar,
     /// The volume of the image, which stays from the moment on in which a guest may run.
-    attached: Mutex<Option<Attached>>,
+    attached: Mutex<Option<AttachedVolume>>,
 }
 
 impl Scripts {
-    fn attached(&self) -> std::sync::MutexGuard<'_, Option<Attached>> {
+    fn attached(&self) -> std::sync::MutexGuard<'_, Option<AttachedVolume>> {
         let attached = self.attached.lock();
         attached.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -223,7 +223,7 @@ impl Scripts {
     /// Leaves the volume mounted, if there is one; gives where that is.
     fn done(self) -> Option<PathBuf> {
         let attached = self.attached().take();
-        attached.map(Attached::keep)
+        attached.map(AttachedVolume::keep)
     }
 }
 
@@ -232,7 +232,7 @@ impl Observer for Scripts {
         self.bar.show(done_bytes, total_bytes);
     }
 
-    fn moment(&self, moment: Moment, machine: &Restored) -> Result<(), String> {
+    fn moment(&self, moment: Moment, machine: &RestoredMachine) -> Result<(), String> {
         let action = match moment {
             Moment::PreResume => "pre-resume",
             Moment::PostResume => "post-resume",
@@ -274,8 +274,8 @@ fn find(program: &OsString) -> OsString {
     found.unwrap_or_else(|| program.clone())
 }
 
-fn to_json(restored: &[Restored], mounted: Option<&Path>) -> serde_json::Value {
-    let machine = |one: &Restored| {
+fn to_json(restored: &[RestoredMachine], mounted: Option<&Path>) -> serde_json::Value {
+    let machine = |one: &RestoredMachine| {
         json!({
             "name": one.name,
             "number": one.number,
@@ -293,6 +293,6 @@ fn to_json(restored: &[Restored], mounted: Option<&Path>) -> serde_json::Value {
     told
 }
 
-fn to_text(one: &Restored) -> String {
+fn to_text(one: &RestoredMachine) -> String {
     format!("{}: pid {}, {}\n", one.name, one.pid, one.socket.display())
 }

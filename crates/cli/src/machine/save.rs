@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use vm::qemu::{Overlay, SaveKind, SaveOptions, Saved, Watch};
-use volume::{Beside, Dumped};
+use vm::qemu::{Overlay, SaveKind, SaveOptions, SaveSummary, Watch};
+use volume::{CompanionVolume, DumpSummary};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::session::{CompressArgs, LogArgs, absolute};
-use crate::with_volume::{self, SavedWith, Wanted};
+use crate::with_volume::{self, CompanionSave, VolumeRequest};
 use crate::{kind, output};
 
 /// Save a virtual machine that runs under QEMU
@@ -176,7 +176,7 @@ impl SaveArgs {
         };
         let bar = Bar::default();
         let progress = |done, total| bar.show(done, total);
-        let mut volume = beside.as_ref().map(SavedWith::new);
+        let mut volume = beside.as_ref().map(CompanionSave::new);
         let companion = volume.as_mut();
         let watch = Watch {
             progress: &progress,
@@ -186,10 +186,10 @@ impl SaveArgs {
         drop(bar);
         let saved = saved.map_err(Failure::machine(command.name));
         let saved = saved.map_err(|failure| match &parent {
-            Some(dir) => kind::Wanted::Machine.explain(dir, failure),
+            Some(dir) => kind::ExpectedKind::Machine.explain(dir, failure),
             None => failure,
         })?;
-        let volume = volume.and_then(SavedWith::dumped);
+        let volume = volume.and_then(CompanionSave::dumped);
         let text = match self.json {
             true => format!(
                 "{}\n",
@@ -205,14 +205,14 @@ impl SaveArgs {
     }
 
     /// Opens the volume that is to be in the image, if there is one.
-    fn open_volume(&self, command: &Command) -> Result<Option<Beside>, Failure> {
+    fn open_volume(&self, command: &Command) -> Result<Option<CompanionVolume>, Failure> {
         let Some(volume) = &command.volume.with_volume else {
             return Ok(None);
         };
         let images_dir = absolute(&self.images_dir)?;
         crate::session::make_dir(&images_dir)?;
         let parent = self.prev_images_dir.as_ref();
-        let wanted = Wanted {
+        let wanted = VolumeRequest {
             volume,
             images_dir: &images_dir,
             parent: parent.map(|dir| images_dir.join(dir)),
@@ -226,7 +226,7 @@ impl SaveArgs {
 }
 
 /// What was saved, under the name of the command.
-fn to_json(command: &str, saved: &Saved, volume: Option<&Dumped>) -> serde_json::Value {
+fn to_json(command: &str, saved: &SaveSummary, volume: Option<&DumpSummary>) -> serde_json::Value {
     let overlay = |one: &Overlay| {
         json!({
             "disk": one.disk,
@@ -255,7 +255,7 @@ fn to_json(command: &str, saved: &Saved, volume: Option<&Dumped>) -> serde_json:
 }
 
 /// What was saved, in words.
-fn to_text(saved: &Saved) -> String {
+fn to_text(saved: &SaveSummary) -> String {
     let mut text = format!(
         "image {} has {} pages: {} stored, {} zero, {} as in the parent image; {} bytes of \
          devices; stopped for {:.1} ms\n",

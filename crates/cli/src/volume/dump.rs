@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use volume::{DumpOptions, Dumped, Images, Level};
+use volume::{DumpOptions, DumpSummary, Images, Level};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::output;
 use crate::session::CompressArgs;
-use crate::volume::reading::ReadingArgs;
+use crate::volume::read_args::ReadArgs;
 
 /// Save what an ext4 volume has in use
 #[derive(Debug, Args)]
@@ -60,7 +60,7 @@ pub struct Dump {
     skip_bad: bool,
 
     #[command(flatten)]
-    reading: ReadingArgs,
+    reading: ReadArgs,
 
     #[command(flatten)]
     compress: CompressArgs,
@@ -128,7 +128,7 @@ impl Dump {
     }
 }
 
-fn to_json(dumped: &Dumped, parent: Option<&Images>) -> serde_json::Value {
+fn to_json(dumped: &DumpSummary, parent: Option<&Images>) -> serde_json::Value {
     let us = |time: Duration| time.as_micros() as u64;
     let mut told = json!({
         "image": dumped.image.to_string(),
@@ -159,7 +159,7 @@ fn to_json(dumped: &Dumped, parent: Option<&Images>) -> serde_json::Value {
     json!({"volume_dump": told})
 }
 
-fn to_text(dumped: &Dumped) -> String {
+fn to_text(dumped: &DumpSummary) -> String {
     let mut text = format!(
         "image {} has {} pages: {} stored, {} zero, {} as in the parent image, the others free\n",
         dumped.image, dumped.pages, dumped.stored_pages, dumped.zero_pages, dumped.parent_pages,

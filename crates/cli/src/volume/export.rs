@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use volume::{ExportOptions, Exported};
+use volume::{ExportOptions, ExportSummary};
 
 use super::files::printable;
 use crate::bar::Bar;
@@ -101,7 +101,7 @@ impl Export {
     }
 }
 
-fn to_json(exported: &Exported) -> serde_json::Value {
+fn to_json(exported: &ExportSummary) -> serde_json::Value {
     let left_out = exported.left_out.iter().map(|one| {
         let path = printable(one.path.as_os_str().as_bytes());
         json!({"path": path, "what": one.what})
@@ -115,7 +115,7 @@ fn to_json(exported: &Exported) -> serde_json::Value {
     }})
 }
 
-fn to_text(exported: &Exported) -> String {
+fn to_text(exported: &ExportSummary) -> String {
     let cut = match exported.cut_times {
         0 => String::new(),
         files => format!("; the times of {files} are cut to microseconds"),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use volume::{Difference, Extracted, Fate, Files};
+use volume::{Difference, ExtractSummary, Fate, Files};
 
 use super::files::printable;
 use crate::exit::{Failure, Status};
@@ -81,7 +81,7 @@ impl Extract {
     }
 }
 
-fn extracted_to_json(extracted: &Extracted) -> Value {
+fn extracted_to_json(extracted: &ExtractSummary) -> Value {
     let left_out = extracted.left_out.iter().map(|one| {
         let path = printable(one.path.as_os_str().as_bytes());
         json!({"path": path, "what": one.what})
@@ -93,7 +93,7 @@ fn extracted_to_json(extracted: &Extracted) -> Value {
     }})
 }
 
-fn extracted_to_text(extracted: &Extracted) -> String {
+fn extracted_to_text(extracted: &ExtractSummary) -> String {
     let mut text = format!("{} files, {} bytes\n", extracted.files, extracted.bytes);
     for one in &extracted.left_out {
         let path = printable(one.path.as_os_str().as_bytes());

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 use volume::ext4::Kind;
-use volume::{Files, Listed};
+use volume::{FileEntry, Files};
 
 use crate::exit::{Failure, Status};
 use crate::output;
@@ -111,7 +111,7 @@ pub fn printable(name: &[u8]) -> String {
     text.to_string_lossy().escape_debug().to_string()
 }
 
-fn to_line(listed: &Listed) -> String {
+fn to_line(listed: &FileEntry) -> String {
     let inode = &listed.inode;
     let time = inode.modified();
     let mut line = format!(
@@ -134,7 +134,7 @@ fn to_line(listed: &Listed) -> String {
     line
 }
 
-fn to_json(listed: &Listed) -> Value {
+fn to_json(listed: &FileEntry) -> Value {
     let inode = &listed.inode;
     json!({
         "name": printable(&listed.name),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use volume::{ImportOptions, Imported};
+use volume::{ImportOptions, ImportSummary};
 
 use super::export::Format;
 use super::files::printable;
@@ -84,7 +84,7 @@ impl Import {
     }
 }
 
-fn to_json(imported: &Imported) -> serde_json::Value {
+fn to_json(imported: &ImportSummary) -> serde_json::Value {
     let left_out = imported.left_out.iter().map(|one| {
         let path = printable(one.path.as_os_str().as_bytes());
         json!({"path": path, "what": one.what})

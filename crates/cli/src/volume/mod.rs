@@ -6,7 +6,7 @@ mod extract;
 mod files;
 mod import;
 mod mount;
-mod reading;
+mod read_args;
 mod restore;
 
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use crate::exit::{Failure, Status};
-use crate::kind::Wanted;
+use crate::kind::ExpectedKind;
 
 /// Save ext4 volumes, also mounted ones, bring them back, and read files of them
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ impl Volume {
             Action::Export(export) => export.run(),
             Action::Import(import) => import.run(),
         };
-        let explain = |failure, dir: &PathBuf| Wanted::Volume.explain(dir, failure);
+        let explain = |failure, dir: &PathBuf| ExpectedKind::Volume.explain(dir, failure);
         done.map_err(|failure| read.iter().fold(failure, explain))
     }
 }

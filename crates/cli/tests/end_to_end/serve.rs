@@ -10,7 +10,7 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sys::socket::{Along, send};
-use testkit::huge_pages::{Barred, HugePages};
+use testkit::huge_pages::{HugePageBar, HugePages};
 use testkit::page_server::PageServer;
 use testkit::serve_storm;
 use testkit::subject::Subject;
@@ -57,7 +57,7 @@ fn attacks_are_withstood() {
 }
 
 /// A server that gets no huge pages, and a monitor whose memory has them reserved.
-fn starved(barred: &Barred, options: &[&str]) -> (Server, Subject) {
+fn starved(barred: &HugePageBar, options: &[&str]) -> (Server, Subject) {
     let server = Server::start(options);
     barred.add(server.pid()).expect("it is there");
     let monitor = server.monitor_of("huge", "missing", "1");
@@ -77,7 +77,7 @@ fn huge_page_that_cannot_be_had_ends_the_machine_by_name() {
     let Ok(_pages) = HugePages::reserve(PAGES / 512) else {
         testkit::skip!("huge pages cannot be reserved");
     };
-    let Ok(barred) = Barred::new() else {
+    let Ok(barred) = HugePageBar::new() else {
         testkit::skip!("no control groups for huge pages");
     };
     let missing = "cannot be brought in: of ";
@@ -111,7 +111,7 @@ fn huge_pages_that_come_late_are_waited_for() {
     let Ok(_pages) = HugePages::reserve(PAGES / 512) else {
         testkit::skip!("huge pages cannot be reserved");
     };
-    let Ok(barred) = Barred::new() else {
+    let Ok(barred) = HugePageBar::new() else {
         testkit::skip!("no control groups for huge pages");
     };
     // A prefetch finds no huge page either, which is no reason to end the machine.

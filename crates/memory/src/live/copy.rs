@@ -7,7 +7,7 @@ use pages::{Buffer, Extent, Source, sort_out};
 use rustix::io::Errno;
 
 use super::blocks::{BLOCK_BYTES, OldChunk, State, bits_of, block_of, bytes_of, span_of, spans_of};
-use super::state::Shared;
+use super::state::SharedState;
 use super::task::{Task, let_change};
 use crate::{Error, Result};
 
@@ -17,7 +17,7 @@ const BATCH: usize = 16;
 /// What one thread copies with.
 pub struct Worker {
     contents: Buffer,
-    fresh: Fresh,
+    fresh: NewChunks,
 }
 
 impl Worker {
@@ -25,7 +25,7 @@ impl Worker {
     pub fn new(part: usize) -> Self {
         Self {
             contents: Buffer::new(BATCH * BLOCK_BYTES as usize),
-            fresh: Fresh::new(part),
+            fresh: NewChunks::new(part),
         }
     }
 }
@@ -46,7 +46,7 @@ pub enum Check {
 pub fn copy_stale(
     task: &Task,
     span: Span,
-    shared: &Shared,
+    shared: &SharedState,
     writer: &Writer,
     worker: &mut Worker,
 ) -> Result<u64> {
@@ -76,7 +76,7 @@ pub fn copy_stale(
 /// so that there is room for more, what was saved. Returns whether they are of the instant.
 pub fn copy_rest(
     tasks: &[&Task],
-    shared: &Shared,
+    shared: &SharedState,
     writer: &Writer,
     worker: &mut Worker,
     progress: &dyn Fn(u64),
@@ -116,7 +116,7 @@ pub fn copy_rest(
 fn copy_batch(
     task: &Task,
     batch: &[u64],
-    shared: &Shared,
+    shared: &SharedState,
     writer: &Writer,
     worker: &mut Worker,
     progress: &dyn Fn(u64),
@@ -321,7 +321,7 @@ fn put(
     claimed: &[(u64, u16)],
     contents: &mut [u8],
     writer: &Writer,
-    fresh: &mut Fresh,
+    fresh: &mut NewChunks,
 ) -> Result<()> {
     let mut rest = contents;
     for (number, mask) in claimed {
@@ -345,14 +345,14 @@ fn put(
 }
 
 /// Blocks that get new chunks, all with one write.
-pub struct Fresh {
+pub struct NewChunks {
     part: usize,
     bytes: Vec<u8>,
     runs: Vec<NewRun>,
     blocks: Vec<(u64, usize)>,
 }
 
-impl Fresh {
+impl NewChunks {
     /// For chunks in the pages object `part`.
     pub fn new(part: usize) -> Self {
         Self {
@@ -395,9 +395,9 @@ fn done(task: &Task, number: u64, runs: Vec<Run>) {
 pub fn write_saved(
     task: &Task,
     most: usize,
-    shared: &Shared,
+    shared: &SharedState,
     writer: &Writer,
-    fresh: &mut Fresh,
+    fresh: &mut NewChunks,
 ) -> Result<()> {
     let saved = {
         let saved = &mut task.book().saved;
@@ -416,7 +416,7 @@ pub fn write_saved(
 }
 
 /// Lets those go on who wait for a block that is copied, or for an instant that is lost.
-pub fn release(task: &Task, shared: &Shared) {
+pub fn release(task: &Task, shared: &SharedState) {
     let (ready, registered) = {
         let mut book = task.book();
         let saving = shared.saving.load(Ordering::SeqCst) && !task.is_lost();

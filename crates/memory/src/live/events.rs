@@ -14,16 +14,16 @@ use sys::uffd::Event;
 
 use super::blocks::{BLOCK_BYTES, State, block_of, bytes_of};
 use super::copy::{self, Check};
-use super::state::{SAVED_MAX_BYTES, Shared};
-use super::task::{Book, Fault, Task};
+use super::state::{SAVED_MAX_BYTES, SharedState};
+use super::task::{Fault, Task, TrackingState};
 
 /// Hears all events of a stopped task that have come.
-pub fn hear_out(task: &Task, shared: &Shared) {
+pub fn hear_out(task: &Task, shared: &SharedState) {
     while hear(task, shared) {}
 }
 
 /// Serves the tasks until it is over.
-pub fn serve(tasks: &[Arc<Task>], shared: &Shared, wake: &OwnedFd) {
+pub fn serve(tasks: &[Arc<Task>], shared: &SharedState, wake: &OwnedFd) {
     const RETRY: Timespec = Timespec {
         tv_sec: 0,
         tv_nsec: 200_000,
@@ -52,7 +52,7 @@ pub fn serve(tasks: &[Arc<Task>], shared: &Shared, wake: &OwnedFd) {
 }
 
 /// Hears what has come of a task; returns whether there may be more.
-pub fn hear(task: &Task, shared: &Shared) -> bool {
+pub fn hear(task: &Task, shared: &SharedState) -> bool {
     let since = Instant::now();
     let mut events = Vec::new();
     let mut book = task.book();
@@ -68,7 +68,13 @@ pub fn hear(task: &Task, shared: &Shared) -> bool {
     more
 }
 
-fn enter(task: &Task, shared: &Shared, book: &mut Book, event: Event, since: Instant) {
+fn enter(
+    task: &Task,
+    shared: &SharedState,
+    book: &mut TrackingState,
+    event: Event,
+    since: Instant,
+) {
     match event {
         Event::Fault { addr, .. } => {
             let addr = addr.page_start();
@@ -90,7 +96,7 @@ fn enter(task: &Task, shared: &Shared, book: &mut Book, event: Event, since: Ins
 }
 
 /// Pages were given up, or are about to be.
-fn discarded(task: &Task, shared: &Shared, book: &mut Book, span: Span) {
+fn discarded(task: &Task, shared: &SharedState, book: &mut TrackingState, span: Span) {
     const SUSPECTS: usize = 4096;
     if shared.saving.load(Ordering::SeqCst) && book.blocks.would_lose(span) {
         task.lose();
@@ -106,7 +112,7 @@ fn discarded(task: &Task, shared: &Shared, book: &mut Book, span: Span) {
 }
 
 /// A thread is about to write to a page.
-fn fault(task: &Task, shared: &Shared, book: &mut Book, fault: Fault) {
+fn fault(task: &Task, shared: &SharedState, book: &mut TrackingState, fault: Fault) {
     let block = block_of(fault.addr);
     if shared.saving.load(Ordering::SeqCst) && !task.is_lost() {
         match book.blocks.state(block) {
@@ -131,7 +137,7 @@ fn fault(task: &Task, shared: &Shared, book: &mut Book, fault: Fault) {
 }
 
 /// Saves a block before it changes; returns whether the thread need not wait for it any more.
-fn save(task: &Task, shared: &Shared, book: &mut Book, block: u64) -> bool {
+fn save(task: &Task, shared: &SharedState, book: &mut TrackingState, block: u64) -> bool {
     let bytes = BLOCK_BYTES as usize;
     if shared.saved_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes > SAVED_MAX_BYTES {
         shared.saved_bytes.fetch_sub(bytes, Ordering::SeqCst);

@@ -2,19 +2,20 @@
 //!
 //! Each task's anonymous memory is registered with a userfaultfd of its own for write protection
 //! ([`FEATURES`]), and divided into *blocks* of 16 pages. A block's contents are in the image
-//! ([`Live::copy`] brings them there), or stale. A thread of ours ([`Live::new`] starts it) hears
-//! of every write to a protected page, before it happens.
+//! ([`LiveMemory::copy`] brings them there), or stale. A thread of ours ([`LiveMemory::new`] starts
+//! it) hears of every write to a protected page, before it happens.
 //!
-//! 1. Before the instant there are rounds: [`Live::protect`] protects what is not protected,
-//!    [`Live::copy`] copies what is stale; a write meanwhile lifts the protection of its block and
-//!    goes on. What is not protected is found by the next round: those blocks are stale again.
-//! 2. At the instant all tasks are stopped: [`Live::begin_instant`] protects what is not protected.
-//!    That is little, when [`Live::protect_ahead`] has just done the same, and found without a look
-//!    at all page tables: where all pages were there and protected, one can be open only if we
-//!    lifted its protection, or if it was discarded, which is told.
-//! 3. Afterwards [`Live::finish`] looks whether that was true, and copies the stale blocks. A write
-//!    to one waits until the thread of ours has copied the block: 64 KiB, into memory of at most
-//!    64 MiB in all.
+//! 1. Before the instant there are rounds: [`LiveMemory::protect`] protects what is not protected,
+//!    [`LiveMemory::copy`] copies what is stale; a write meanwhile lifts the protection of its
+//!    block and goes on. What is not protected is found by the next round: those blocks are stale
+//!    again.
+//! 2. At the instant all tasks are stopped: [`LiveMemory::begin_instant`] protects what is not
+//!    protected. That is little, when [`LiveMemory::protect_ahead`] has just done the same, and
+//!    found without a look at all page tables: where all pages were there and protected, one can be
+//!    open only if we lifted its protection, or if it was discarded, which is told.
+//! 3. Afterwards [`LiveMemory::finish`] looks whether that was true, and copies the stale blocks. A
+//!    write to one waits until the thread of ours has copied the block: 64 KiB, into memory of at
+//!    most 64 MiB in all.
 //!
 //! Pages that a task discards before they were copied (munmap(2), madvise(2)) are lost: then there
 //! must be another instant. What was copied and not written since stays valid.
@@ -25,11 +26,11 @@ mod blocks;
 mod copy;
 mod cow_pair;
 mod events;
-mod lifted;
 mod protect;
 mod slices;
 mod state;
 mod task;
+mod unprotected;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -46,10 +47,10 @@ use sys::uffd::{Features, Uffd};
 
 use crate::{Error, Result};
 use abi::spans::Spans;
-use copy::{Fresh, Worker};
+use copy::{NewChunks, Worker};
 use cow_pair::CowPair;
 use slices::slices;
-use state::Shared;
+use state::SharedState;
 use task::Task;
 pub use task::{Areas, Pages};
 
@@ -60,10 +61,10 @@ pub const FEATURES: Features = Features::WP
     .union(Features::EVENT_UNMAP);
 
 /// The memory of running tasks. Dropping it lifts all protection.
-pub struct Live {
+pub struct LiveMemory {
     tasks: Vec<Arc<Task>>,
     cow_pairs: Vec<CowPair>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -89,7 +90,7 @@ impl Round {
     }
 }
 
-impl Live {
+impl LiveMemory {
     /// Takes stopped tasks: process, space, the userfaultfd of its memory, with [`FEATURES`], and
     /// that memory, which is registered as far as it can be. One that has ended is left out.
     ///
@@ -106,7 +107,7 @@ impl Live {
             }
         }
         let tasks = living;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SharedState::default());
         let failed = |errno: rustix::io::Errno| Error::Thread(errno.into());
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(eventfd(0, flags).map_err(failed)?);
@@ -195,7 +196,7 @@ impl Live {
 
     /// Finds the pages of `areas` that running task `child` has of its `parent`, by copy-on-write:
     /// they need not be copied. Both have anonymous memory there. To be called before
-    /// [`Live::copy`], once for each child.
+    /// [`LiveMemory::copy`], once for each child.
     ///
     /// # Errors
     /// [`Error::Scan`]. One of them that has ended has nothing in common.
@@ -213,8 +214,9 @@ impl Live {
     }
 
     /// Sees which pages are no longer those of the parent, where that is in `pids`: they must be
-    /// copied. To be called for the instant, when all tasks are stopped and [`Live::begin_instant`]
-    /// was called for each, and now and then before, so that little is left for afterwards.
+    /// copied. To be called for the instant, when all tasks are stopped and
+    /// [`LiveMemory::begin_instant`] was called for each, and now and then before, so that little
+    /// is left for afterwards.
     pub fn unshare(&self, pids: &[i32]) {
         for cow_pair in &self.cow_pairs {
             cow_pair.unshare(pids.contains(&cow_pair.parent.pid()));
@@ -225,7 +227,7 @@ impl Live {
     /// times.
     ///
     /// # Errors
-    /// As [`Live::protect`].
+    /// As [`LiveMemory::protect`].
     pub fn protect_ahead(&self, areas: &[(i32, Areas)], short: Duration) -> Result<()> {
         const TRIES: usize = 6;
         for _ in 0..TRIES {
@@ -252,8 +254,8 @@ impl Live {
     /// on, with all that it has.
     ///
     /// Who is `trusting` has only those pages looked at that may not be protected by all that was
-    /// heard: that takes the same time however much memory there is. [`Live::finish`] looks at the
-    /// others, and wants another instant if there was something not heard of.
+    /// heard: that takes the same time however much memory there is. [`LiveMemory::finish`] looks
+    /// at the others, and wants another instant if there was something not heard of.
     ///
     /// # Errors
     /// [`Error::Protect`]; [`Error::Gone`] when the task runs another program since.
@@ -286,7 +288,7 @@ impl Live {
             self.shared.saving.store(false, Ordering::SeqCst);
         }
         for task in &self.tasks {
-            let fresh = &mut Fresh::new(0);
+            let fresh = &mut NewChunks::new(0);
             copy::write_saved(task, usize::MAX, &self.shared, writer, fresh)?;
             copy::release(task, &self.shared);
         }
@@ -328,7 +330,7 @@ impl Live {
     /// [`Writer::describe`].
     ///
     /// # Panics
-    /// Unless [`Live::finish`] has found everything.
+    /// Unless [`LiveMemory::finish`] has found everything.
     #[must_use = "the image does not have the stored pages yet"]
     pub fn describe(&self, pids: &[i32], writer: &Writer) -> (Pages, Vec<Run>) {
         let (mut pages, mut stored) = (Pages::default(), Vec::new());
@@ -339,7 +341,7 @@ impl Live {
     }
 }
 
-impl Drop for Live {
+impl Drop for LiveMemory {
     fn drop(&mut self) {
         self.tasks.iter().for_each(|task| task.lift());
         self.shared.over.store(true, Ordering::SeqCst);

@@ -11,7 +11,7 @@ use sys::pagemap::{Category, Pagemap, Query};
 use super::blocks::{BLOCK_BYTES, cut_around};
 use super::events::hear_out;
 use super::slices::{SLICE_BYTES, slices};
-use super::state::Shared;
+use super::state::SharedState;
 use super::task::Task;
 
 use crate::scan::each_found;
@@ -155,7 +155,7 @@ impl Task {
     ///
     /// The kernel says nothing when a task makes guard pages where others were (madvise(2),
     /// MADV_GUARD_INSTALL), and drops protection where it merges equal pages (MADV_MERGEABLE).
-    pub fn confirm(&self, shared: &Shared) -> Result<bool> {
+    pub fn confirm(&self, shared: &SharedState) -> Result<bool> {
         let trusted = self.book().trusted.clone();
         let mut open = Vec::new();
         for span in &trusted {

@@ -7,7 +7,7 @@ pub const SAVED_MAX_BYTES: usize = 64 << 20;
 
 /// What all tasks of a live dump have in common.
 #[derive(Default)]
-pub struct Shared {
+pub struct SharedState {
     /// Whether the instant was: writes wait until the block is copied.
     pub saving: AtomicBool,
     /// Whether the thread is to end.
@@ -18,7 +18,7 @@ pub struct Shared {
     pub longest_wait_us: AtomicU64,
 }
 
-impl Shared {
+impl SharedState {
     /// Notes that a thread can write of which it was heard at `since`.
     pub fn note_wait(&self, since: Instant) {
         let waited_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);

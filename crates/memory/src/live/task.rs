@@ -11,7 +11,7 @@ use sys::process::Process;
 use sys::uffd::{Modes, Uffd};
 
 use super::blocks::{Block, Blocks, State, block_of, span_of, spans_of};
-use super::lifted::Lifted;
+use super::unprotected::UnprotectedPages;
 
 use crate::{Error, Result, TaskMemory};
 use abi::spans::Spans;
@@ -47,7 +47,7 @@ pub struct Task {
     pub pagemap: Pagemap,
     pub memory: TaskMemory,
     pub quiet: TaskMemory,
-    state: Mutex<Book>,
+    state: Mutex<TrackingState>,
     lost: AtomicBool,
 }
 
@@ -61,7 +61,7 @@ pub struct Fault {
 
 /// What is known of a task's memory.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct TrackingState {
     pub blocks: Blocks,
     /// What is registered.
     pub registered: Spans,
@@ -72,7 +72,7 @@ pub struct Book {
     /// Where all pages are there and were protected by a pass, until that is lifted.
     pub known: Spans,
     /// Where protection was lifted since, for somebody to write.
-    pub lifted: Lifted,
+    pub lifted: UnprotectedPages,
     /// What was known at the instant, and not looked at.
     pub trusted: Spans,
     /// Whether there were pages without protection that should have had it.
@@ -108,7 +108,7 @@ impl Task {
     }
 
     /// The book. Whoever has it open makes no call that could wait for the task's threads.
-    pub fn book(&self) -> Guard<'_, Book> {
+    pub fn book(&self) -> Guard<'_, TrackingState> {
         self.state.lock()
     }
 
@@ -295,7 +295,7 @@ impl Task {
     }
 }
 
-impl Book {
+impl TrackingState {
     /// Notes that every page of `part` is protected. A page that is not there may come without a
     /// word, so where one is missing, nothing is known.
     pub fn learn(&mut self, part: Span) {

@@ -26,7 +26,7 @@ const PATIENCE_BLOCKS: u32 = 32;
 ///
 /// Takes pages for any private mapping, read-only ones included, and for shared ones that are
 /// writable. The kernel faults each page in and zeroes it first: for much anonymous memory
-/// [`super::Missing`] is faster, unless huge pages are allowed here.
+/// [`super::MissingPages`] is faster, unless huge pages are allowed here.
 #[derive(Debug)]
 pub struct Memory {
     process: Process,

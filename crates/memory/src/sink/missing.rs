@@ -20,7 +20,7 @@ const CHANGING: Duration = Duration::from_secs(5);
 /// threads at once. A page that is there already is overwritten. Dropping it hands the ranges back
 /// to the task.
 #[derive(Debug)]
-pub struct Missing {
+pub struct MissingPages {
     process: Process,
     uffd: Uffd,
     /// What was registered.
@@ -31,7 +31,7 @@ pub struct Missing {
     memory: super::Memory,
 }
 
-impl Missing {
+impl MissingPages {
     /// Opens the conversation with `uffd`, which was created in `process` and not used yet, and
     /// registers `mappings`, each of which is one mapping of the task or a part of one. Those that
     /// touch are registered together.
@@ -112,14 +112,14 @@ impl Missing {
     }
 }
 
-impl Sink for Missing {
+impl Sink for MissingPages {
     fn fill(&self, pieces: &[(Addr, &[u8])]) -> pages::Result<()> {
         let mut pieces = pieces.iter();
         Ok(pieces.try_for_each(|(addr, bytes)| self.fill_piece(*addr, bytes))?)
     }
 }
 
-impl Drop for Missing {
+impl Drop for MissingPages {
     fn drop(&mut self) {
         for span in &self.registered {
             // Fails only when the task or the mapping is gone, and the registration with it.

@@ -3,4 +3,4 @@ mod memory;
 mod missing;
 
 pub use memory::Memory;
-pub use missing::Missing;
+pub use missing::MissingPages;

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use abi::Span;
 use image::{Reader, RunKind, Seal, Writer};
 use memory::{Error, TaskMemory};
-use pages::{Drain, Drained, drain, drain_all};
+use pages::{Drain, DrainSummary, drain, drain_all};
 
 use crate::child::{self, Child, SPACE, extent, part};
 
 /// Drains `spans` of a child into an image in memory.
-pub fn dump(child: &Child, spans: &[Span]) -> (Arc<store::Memory>, Drained) {
+pub fn dump(child: &Child, spans: &[Span]) -> (Arc<store::Memory>, DrainSummary) {
     let store = Arc::new(store::Memory::default());
     let writer = Writer::create(store.clone()).expect("a writer");
     let extents: Vec<_> = spans.iter().copied().map(extent).collect();

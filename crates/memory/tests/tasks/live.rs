@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use abi::{PAGE_BYTES, Span};
 use image::{Reader, Seal, Writer};
-use memory::live::{Areas, FEATURES, Live};
+use memory::live::{Areas, FEATURES, LiveMemory};
 
 use crate::child::{Child, SPACE, part, stored};
 
@@ -17,7 +17,7 @@ struct Task {
     child: Child,
     span: Span,
     areas: Areas,
-    live: Live,
+    live: LiveMemory,
     store: Arc<store::Memory>,
     writer: Writer,
 }
@@ -39,7 +39,7 @@ impl Task {
             shared: Vec::new(),
         };
         let tasks = vec![(child.process(), SPACE, uffd, areas.clone())];
-        let live = Live::new(tasks).expect("a live dump");
+        let live = LiveMemory::new(tasks).expect("a live dump");
         let store = Arc::new(store::Memory::default());
         let writer = Writer::create(store.clone()).expect("a writer");
         let task = Self {

@@ -4,7 +4,7 @@ use std::fs::File;
 use abi::{Addr, Span};
 use image::Reader;
 use memory::Error;
-use memory::sink::{Memory, Missing};
+use memory::sink::{Memory, MissingPages};
 use pages::sink::Object;
 use pages::{Extent, Sink, fill, place};
 use sys::process::Process;
@@ -49,7 +49,8 @@ fn fresh_memory_is_filled_through_a_userfaultfd() {
     let (original, span, reader) = original();
     let mut child = Child::start();
     let target = child.map("4000", 4000);
-    let sink = Missing::new(&child.process(), child.uffd(), &[target]).expect("a registration");
+    let sink =
+        MissingPages::new(&child.process(), child.uffd(), &[target]).expect("a registration");
     let pages = restore(&reader, span, target, &sink).expect("a restore");
     assert_eq!(pages, 3100);
     drop(sink);
@@ -85,7 +86,8 @@ fn mappings_that_touch_are_filled_each_by_itself() {
         assert_eq!(child.ask(&map) as u64, start);
         mappings.push(one);
     }
-    let sink = Missing::new(&child.process(), child.uffd(), &mappings).expect("a registration");
+    let sink =
+        MissingPages::new(&child.process(), child.uffd(), &mappings).expect("a registration");
     let pages = restore(&reader, span, target, &sink).expect("a restore");
     assert_eq!(pages, 3100);
     drop(sink);
@@ -103,7 +105,8 @@ fn a_page_that_is_there_is_overwritten() {
     let target = child.map("4000", 4000);
     child.put(target, 3, 66, 2);
     child.put(target, 3000, 66, 1);
-    let sink = Missing::new(&child.process(), child.uffd(), &[target]).expect("a registration");
+    let sink =
+        MissingPages::new(&child.process(), child.uffd(), &[target]).expect("a registration");
     restore(&reader, span, target, &sink).expect("a restore");
     drop(sink);
     assert!(child.read(target) == original.read(span));
@@ -289,7 +292,7 @@ fn a_place_that_cannot_be_filled_is_named() {
         Err(Error::Write { pid, addr, .. }) => assert_eq!((pid, addr), (child.pid(), hole.start)),
         other => panic!("{other:?}"),
     }
-    match Missing::new(&child.process(), child.uffd(), &[hole]) {
+    match MissingPages::new(&child.process(), child.uffd(), &[hole]) {
         Err(Error::Register { pid, span, .. }) => assert_eq!((pid, span), (child.pid(), hole)),
         other => panic!("{other:?}"),
     }

@@ -2,7 +2,7 @@
 use std::os::fd::AsFd;
 
 use abi::{Addr, Span};
-use memory::scan::{Area, Found};
+use memory::scan::{Area, ScanResult};
 use memory::{CowSharing, PageMaps};
 use pages::source::allocated;
 use rustix::thread::CapabilitySet;
@@ -10,7 +10,7 @@ use sys::process::Process;
 
 use crate::child::{Child, anonymous, part};
 
-fn scan(pid: i32, areas: &[Area]) -> memory::Result<Vec<Found>> {
+fn scan(pid: i32, areas: &[Area]) -> memory::Result<Vec<ScanResult>> {
     memory::scan(&Process::new(pid), areas, &mut PageMaps::default())
 }
 

@@ -2,7 +2,7 @@
 use abi::spans::Spans;
 use abi::{PAGE_BYTES, Span};
 use memory::scan::Area;
-use memory::track::{Tracked, marked, protect, tracked};
+use memory::track::{TrackResult, marked, protect, tracked};
 use sys::pagemap::{Action, Category, Pagemap, Query, Region};
 use sys::process::Process;
 use sys::uffd::{Features, Modes, Uffd};
@@ -31,13 +31,13 @@ impl Task {
     }
 
     #[track_caller]
-    fn scan_span(&self, span: Span, reset: bool) -> Tracked {
+    fn scan_span(&self, span: Span, reset: bool) -> TrackResult {
         let found = tracked(&self.child.process(), &[anonymous(span)], reset);
         found.expect("a scan").remove(0)
     }
 
     #[track_caller]
-    fn scan(&self, reset: bool) -> Tracked {
+    fn scan(&self, reset: bool) -> TrackResult {
         self.scan_span(self.span, reset)
     }
 
@@ -183,9 +183,9 @@ fn memory_that_was_never_touched_is_not_protected() {
             .expect("a scan")
             .remove(0)
     };
-    let nothing = Tracked {
+    let nothing = TrackResult {
         is_tracked: true,
-        ..Tracked::default()
+        ..TrackResult::default()
     };
     assert_eq!(scan(true), nothing);
     assert_eq!(scan(true), nothing);

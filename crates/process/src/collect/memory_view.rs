@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use freeze::{Task, parse, read_at};
 use memory::PageMaps;
-use memory::scan::{Area, Found};
+use memory::scan::{Area, ScanResult};
 use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -28,7 +28,7 @@ pub(crate) trait MemoryView {
         process: &Process,
         areas: &[Area],
         maps: &mut PageMaps,
-    ) -> Result<Vec<Found>>;
+    ) -> Result<Vec<ScanResult>>;
 
     /// The vDSOs whose pages the image that the new one is over has.
     fn vdsos(&self) -> &[Vdso] {
@@ -60,7 +60,7 @@ impl MemoryView for Fresh {
         process: &Process,
         areas: &[Area],
         maps: &mut PageMaps,
-    ) -> Result<Vec<Found>> {
+    ) -> Result<Vec<ScanResult>> {
         Ok(memory::scan(process, areas, maps)?)
     }
 

@@ -10,7 +10,7 @@ use freeze::packets;
 use freeze::tracker::is_trusted;
 use image::{Blame, Reader, SpaceId, SpaceKind};
 use rustix::net::{SocketFlags, accept_with};
-use serve::lazy::{Hooks, News, Process, Server};
+use serve::lazy::{Hooks, Process, Server, ServerEvent};
 use sys::uffd::Uffd;
 
 use super::watchdog::{self, Task, Watchdog};
@@ -144,7 +144,7 @@ impl Work {
                 watched.extend([listening.listener.as_fd(), listening.told]);
             }
             match self.server.serve(&watched)? {
-                News::Ready(number) => match (owners.get(number), listening) {
+                ServerEvent::Ready(number) => match (owners.get(number), listening) {
                     (Some(owner), _) => self.hear(*owner),
                     (None, Some(listening)) if number == owners.len() => {
                         self.accept(listening.listener);
@@ -154,15 +154,15 @@ impl Work {
                         self.told = true;
                     }
                 },
-                News::Whole(owner) => {
+                ServerEvent::Whole(owner) => {
                     log::info!("tree {owner}: all pages have come");
                     self.watchdog.whole(owner);
                     if let Some(tree) = self.trees.iter_mut().find(|tree| tree.owner == owner) {
                         tree.lacks = false;
                     }
                 }
-                News::Failed(owner, error) => self.fail(owner, error.into()),
-                News::Woken => {}
+                ServerEvent::Failed(owner, error) => self.fail(owner, error.into()),
+                ServerEvent::Woken => {}
             }
             self.trees.retain(|tree| !tree.is_over());
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use image::{Run, SpaceId};
-use pages::{Equals, FoundEqual};
+use pages::{EqualIndex, EqualPages};
 
 use crate::Result;
 use crate::contents::Progress;
@@ -22,11 +22,11 @@ pub(super) fn find(
 ) -> Result<Vec<Run>> {
     let looking = Instant::now();
     let of_tasks = stored.iter().filter(|run| run.space.0 < FIRST_OBJECT);
-    let Some(equals) = Equals::of_runs(of_tasks, copies) else {
+    let Some(equals) = EqualIndex::of_runs(of_tasks, copies) else {
         return Ok(stored);
     };
     progress.expect(pages::wanted_bytes(&stored, &equals));
-    let FoundEqual { runs, equal_pages } =
+    let EqualPages { runs, equal_pages } =
         pages::find_equal(stored, &equals, &draft.writer, &|bytes| progress.add(bytes))?;
     log::info!("{equal_pages} pages are equal to others");
     let statistics = &mut draft.report.statistics;

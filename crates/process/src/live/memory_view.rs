@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use abi::Span;
 use freeze::Task;
 use memory::PageMaps;
-use memory::live::{Areas, Live};
-use memory::scan::{Area, Found, LARGE_BYTES};
+use memory::live::{Areas, LiveMemory};
+use memory::scan::{Area, LARGE_BYTES, ScanResult};
 use resources::map::listing::{Backing, Listed};
 use sys::kcmp::{self, Shared};
 use sys::process::Process;
@@ -44,7 +44,7 @@ pub(super) fn shared(prepared: &Prepared) -> HashMap<i32, Vec<Span>> {
 /// [`MemoryView`] of a live dump.
 pub(super) struct LiveView<'a> {
     prepared: Prepared,
-    live: &'a Live,
+    live: &'a LiveMemory,
     /// Whether to look only for what may not be protected.
     trusting: bool,
     /// Areas of each task in which pages may be shared.
@@ -60,7 +60,7 @@ pub(super) struct LiveView<'a> {
 impl<'a> LiveView<'a> {
     pub fn new(
         (mut prepared, numbering): (Prepared, Numbering),
-        (live, sharers): (&'a Live, &'a HashMap<i32, i32>),
+        (live, sharers): (&'a LiveMemory, &'a HashMap<i32, i32>),
         trusting: bool,
     ) -> Self {
         forget_ours(&mut prepared, live);
@@ -126,7 +126,7 @@ impl MemoryView for LiveView<'_> {
         process: &Process,
         areas: &[Area],
         maps: &mut PageMaps,
-    ) -> Result<Vec<Found>> {
+    ) -> Result<Vec<ScanResult>> {
         let pid = process.pid();
         if !self.live.has(pid) {
             return Ok(memory::scan(process, areas, maps)?);
@@ -147,9 +147,9 @@ impl MemoryView for LiveView<'_> {
             if area.file {
                 return of_files.next().unwrap_or_default();
             }
-            Found {
+            ScanResult {
                 guards: guards.within(&area.span),
-                ..Found::default()
+                ..ScanResult::default()
             }
         });
         Ok(found.collect())
@@ -183,7 +183,7 @@ fn apart(areas: &[Area]) -> (Vec<Area>, Vec<Area>) {
     (own, files)
 }
 
-fn forget_ours(prepared: &mut Prepared, live: &Live) {
+fn forget_ours(prepared: &mut Prepared, live: &LiveMemory) {
     prepared.edit(|pid, listed| {
         if live.has(pid) {
             forget_protection(listed);

@@ -57,7 +57,7 @@ impl<'a> Job<'a> {
                 pages::fill(reader, &placed, &sink, &|_| ())?
             }
             None => {
-                let sink = sink::Missing::new(&process, uffd, mappings)?;
+                let sink = sink::MissingPages::new(&process, uffd, mappings)?;
                 pages::fill(reader, &placed, &sink, &|_| ())?
             }
         };

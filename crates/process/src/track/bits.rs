@@ -17,8 +17,8 @@ use std::sync::OnceLock;
 use abi::spans::Spans;
 use freeze::tracker::{Means, TrackedTask, claim_bits, start_ticks};
 use memory::dirty;
-use memory::scan::{Area, Found};
-use memory::track::Tracked;
+use memory::scan::{Area, ScanResult};
+use memory::track::TrackResult;
 use sys::process::Process;
 
 use super::{Changes, Mapped, Tracking, all_of};
@@ -114,7 +114,7 @@ impl Tracking {
     }
 }
 
-fn changes(found: Vec<Tracked>, known: bool) -> Changes {
+fn changes(found: Vec<TrackResult>, known: bool) -> Changes {
     Changes::of(found.into_iter().map(|found| (found, known)))
 }
 
@@ -140,7 +140,7 @@ impl Cleared {
         process: &Process,
         areas: &[Area],
         unwritten: &mut Spans,
-    ) -> Result<Option<Vec<Found>>> {
+    ) -> Result<Option<Vec<ScanResult>>> {
         let pid = process.pid();
         let known = self.0.get(&pid);
         if known.is_none() || known != start_ticks(pid).as_ref() {
@@ -164,10 +164,10 @@ mod tests {
     fn bits_that_nobody_cleared_say_nothing() {
         let page = |page| Span::new(Addr::of_page(page), PAGE_BYTES);
         let found = || {
-            vec![Tracked {
+            vec![TrackResult {
                 written: Spans::of([page(1), page(5)]),
                 unwritten: Spans::of([page(2), page(9)]),
-                ..Tracked::default()
+                ..TrackResult::default()
             }]
         };
         let known = changes(found(), true);

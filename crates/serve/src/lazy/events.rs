@@ -8,7 +8,7 @@ use sys::uffd::{Event, Uffd};
 
 use super::Server;
 use super::space::AddressSpace;
-use crate::events::Waiting;
+use crate::events::WaitingThread;
 use crate::session::lock;
 use crate::{Error, Result};
 
@@ -32,7 +32,7 @@ impl Server {
             let mut owed = lock(&space.owed);
             match event {
                 Event::Fault { addr, .. } => {
-                    waiting.push(Waiting::new(addr.page_start(), since));
+                    waiting.push(WaitingThread::new(addr.page_start(), since));
                 }
                 Event::Remove(span) | Event::Unmap(span) => {
                     owed.take(span);
@@ -49,7 +49,12 @@ impl Server {
     }
 
     /// Takes on what a process has forked, which lacks what that lacks.
-    fn adopt(&self, parent: &AddressSpace, uffd: Uffd, owed: super::owed::Owed) -> Result<()> {
+    fn adopt(
+        &self,
+        parent: &AddressSpace,
+        uffd: Uffd,
+        owed: super::missing::MissingPages,
+    ) -> Result<()> {
         let number = self.next.fetch_add(1, Relaxed);
         log::debug!(
             "process {} has forked: its child is served, too",

@@ -5,7 +5,7 @@
 //! is to come to reads as zeros. There are no differences here: see [`crate::Session`].
 
 mod events;
-mod owed;
+mod missing;
 mod place;
 mod space;
 
@@ -22,7 +22,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use sys::uffd::Uffd;
 
 use self::events::unblock;
-use self::owed::{Owed, Piece};
+use self::missing::{MissingPages, Piece};
 use self::place::Installer;
 use self::space::AddressSpace;
 use crate::session::lock;
@@ -51,13 +51,13 @@ pub struct Process {
 }
 
 /// Hears the number and the owner of a userfaultfd that is served.
-pub type Held = dyn Fn(u64, u64, &Uffd) + Send + Sync;
+pub type UffdObserver = dyn Fn(u64, u64, &Uffd) + Send + Sync;
 
 /// What the caller hears of at once, from any thread.
 pub struct Hooks {
     /// A userfaultfd that is served from now on. Where it is closed before all has come, its
     /// process reads zeros; so somebody else may have to hold it as well.
-    pub held: Box<Held>,
+    pub held: Box<UffdObserver>,
     /// It is not needed any more.
     pub done: Box<dyn Fn(u64) + Send + Sync>,
 }
@@ -70,7 +70,7 @@ impl fmt::Debug for Hooks {
 
 /// What a server has to tell.
 #[derive(Debug)]
-pub enum News {
+pub enum ServerEvent {
     /// This one of the descriptors that it was to watch is ready.
     Ready(usize),
     /// All pages of an owner's processes have come, or the processes are gone.
@@ -91,7 +91,7 @@ pub struct Server {
     /// Those of owners that failed. They are kept: what is closed reads zeros.
     failed: Mutex<Vec<Arc<AddressSpace>>>,
     next: AtomicU64,
-    news: Mutex<VecDeque<News>>,
+    news: Mutex<VecDeque<ServerEvent>>,
     /// Written to where there are news, or more or fewer processes.
     bell: (OwnedFd, OwnedFd),
     /// Whether faults are being answered: what nobody has asked for waits meanwhile.
@@ -161,8 +161,8 @@ impl Server {
     }
 
     /// What is to come to a new process.
-    fn owed(&self, process: &Process) -> Owed {
-        let mut owed = Owed::default();
+    fn owed(&self, process: &Process) -> MissingPages {
+        let mut owed = MissingPages::default();
         let mut mappings = process.mappings.clone();
         mappings.sort_unstable();
         let mut runs = self.image.runs(process.space).peekable();
@@ -212,10 +212,10 @@ impl Server {
 
     /// Has [`Server::serve`] return.
     pub fn wake(&self) {
-        self.tell(News::Woken);
+        self.tell(ServerEvent::Woken);
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, news: ServerEvent) {
         lock(&self.news).push_back(news);
         self.ring();
     }
@@ -232,7 +232,7 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::Descriptor`] where it cannot wait for them.
-    pub fn serve(&self, watched: &[BorrowedFd<'_>]) -> Result<News> {
+    pub fn serve(&self, watched: &[BorrowedFd<'_>]) -> Result<ServerEvent> {
         let mut installer = Installer::new(self);
         loop {
             if let Some(news) = lock(&self.news).pop_front() {
@@ -267,7 +267,7 @@ impl Server {
                 }
             }
             if let Some(number) = others {
-                return Ok(News::Ready(number));
+                return Ok(ServerEvent::Ready(number));
             }
         }
     }
@@ -317,7 +317,7 @@ impl Server {
             Ok(()) if !space.is_whole() => {}
             Ok(()) | Err(Error::Gone { .. }) => self.let_go(space),
             Err(error) => {
-                self.tell(News::Failed(space.owner, error));
+                self.tell(ServerEvent::Failed(space.owner, error));
                 // The others of the tree wait for pages still, and get none before they are ended.
                 self.set_aside(space.owner);
             }
@@ -360,7 +360,7 @@ impl Server {
         match last {
             true => {
                 lock(&self.work.0).running.remove(&space.owner);
-                self.tell(News::Whole(space.owner));
+                self.tell(ServerEvent::Whole(space.owner));
             }
             false => self.ring(),
         }

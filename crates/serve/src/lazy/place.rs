@@ -6,10 +6,10 @@ use abi::{Addr, PAGE_BYTES, Span};
 use pages::Buffer;
 
 use super::Server;
-use super::owed::Piece;
-use super::space::{AddressSpace, Placing};
+use super::missing::Piece;
+use super::space::{AddressSpace, Placement};
 use crate::Result;
-use crate::events::Waiting;
+use crate::events::WaitingThread;
 use crate::metrics::Fault;
 use crate::session::lock;
 
@@ -45,7 +45,7 @@ impl<'a> Installer<'a> {
         for fault in waiting {
             let owed = lock(&space.owed).find(fault.addr);
             let (outcome, what) = match owed {
-                Some(_) if space.is_coming(fault.addr) => (Placing::Again, ""),
+                Some(_) if space.is_coming(fault.addr) => (Placement::Again, ""),
                 Some(piece) => {
                     self.server.busy.store(true, Relaxed);
                     let installed = self.resolve_fault(space, piece, &fault);
@@ -55,8 +55,8 @@ impl<'a> Installer<'a> {
                 None => (space.zero(fault.addr)?, "zero"),
             };
             let what = match outcome {
-                Placing::Done => what,
-                Placing::Again => {
+                Placement::Done => what,
+                Placement::Again => {
                     lock(&space.waiting).push(fault);
                     "deferred"
                 }
@@ -76,8 +76,8 @@ impl<'a> Installer<'a> {
         &mut self,
         space: &AddressSpace,
         piece: Piece,
-        fault: &Waiting,
-    ) -> Result<Placing> {
+        fault: &WaitingThread,
+    ) -> Result<Placement> {
         let number = piece.first_page + (fault.addr.0 - piece.span.start.0) / PAGE_BYTES;
         let (last, end, count) = self.last;
         let pages = match (last, end) == (space.number, fault.addr) {
@@ -108,12 +108,12 @@ impl<'a> Installer<'a> {
         space: &AddressSpace,
         piece: Piece,
         source: &'static str,
-    ) -> Result<Placing> {
+    ) -> Result<Placement> {
         let bytes = &mut self.buffer.bytes()[..piece.span.bytes() as usize];
         let image = &self.server.image;
         image.read_pages(space.space, piece.first_page, bytes)?;
         let placed = space.place(piece, bytes)?;
-        if placed == Placing::Done {
+        if placed == Placement::Done {
             self.server.metrics.installed(source, piece.span.bytes());
         }
         Ok(placed)
@@ -130,7 +130,7 @@ impl<'a> Installer<'a> {
         };
         let placed = self.install(space, piece, "prefetch");
         lock(&space.coming).retain(|one| *one != piece.span);
-        if placed? == Placing::Again {
+        if placed? == Placement::Again {
             // Whoever reads the events goes first.
             std::thread::sleep(GIVE_WAY);
         }

@@ -7,8 +7,8 @@ use image::SpaceId;
 use rustix::io::Errno;
 use sys::uffd::Uffd;
 
-use super::owed::{Owed, Piece};
-use crate::events::Waiting;
+use super::missing::{MissingPages, Piece};
+use crate::events::WaitingThread;
 use crate::session::lock;
 use crate::{Error, Result};
 
@@ -28,9 +28,9 @@ pub(super) struct AddressSpace {
     /// Held by those who bring pages in, and alone by who reads events.
     pub order: RwLock<()>,
     /// What is to come.
-    pub owed: Mutex<Owed>,
+    pub owed: Mutex<MissingPages>,
     /// Threads that wait, and could not be answered yet.
-    pub waiting: Mutex<Vec<Waiting>>,
+    pub waiting: Mutex<Vec<WaitingThread>>,
     /// Addresses around which pages come first.
     pub first: Mutex<Vec<Addr>>,
     /// What is being brought in without being asked for.
@@ -41,7 +41,7 @@ pub(super) struct AddressSpace {
 
 /// What became of pages that were to be brought in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Placing {
+pub(super) enum Placement {
     /// They are there, or do not have to come any more.
     Done,
     /// The mappings are changing: events have to be read first.
@@ -51,20 +51,20 @@ pub(super) enum Placing {
 impl AddressSpace {
     /// Puts `bytes` to `piece`, as far as they are still to come there. Whoever waits for a page
     /// that is there already is woken.
-    pub fn place(&self, piece: Piece, bytes: &[u8]) -> Result<Placing> {
+    pub fn place(&self, piece: Piece, bytes: &[u8]) -> Result<Placement> {
         let _order = self.order.read();
         let parts = lock(&self.owed).parts(piece);
         for part in parts {
             let skip = (part.span.start.0 - piece.span.start.0) as usize;
             let bytes = &bytes[skip..skip + part.span.bytes() as usize];
-            if self.place_part(part.span, bytes)? == Placing::Again {
-                return Ok(Placing::Again);
+            if self.place_part(part.span, bytes)? == Placement::Again {
+                return Ok(Placement::Again);
             }
         }
-        Ok(Placing::Done)
+        Ok(Placement::Done)
     }
 
-    fn place_part(&self, span: Span, bytes: &[u8]) -> Result<Placing> {
+    fn place_part(&self, span: Span, bytes: &[u8]) -> Result<Placement> {
         let mut done = 0;
         // Pages of several mappings are refused together.
         let mut most = bytes.len();
@@ -73,7 +73,7 @@ impl AddressSpace {
             let at = span.start.plus(done as u64);
             let part = &bytes[done..(done + most).min(bytes.len())];
             match self.uffd.copy(at, part, true) {
-                Ok(0) => return Ok(Placing::Again),
+                Ok(0) => return Ok(Placement::Again),
                 Ok(copied) => {
                     lock(&self.owed).take(Span::new(at, copied as u64));
                     done += copied;
@@ -91,12 +91,12 @@ impl AddressSpace {
                         self.wake(page)?;
                         done += PAGE_BYTES as usize;
                     }
-                    Some(Errno::AGAIN) => return Ok(Placing::Again),
+                    Some(Errno::AGAIN) => return Ok(Placement::Again),
                     _ => return Err(Error::call("fill", span, self.pid, error)),
                 },
             }
         }
-        Ok(Placing::Done)
+        Ok(Placement::Done)
     }
 
     /// Whether somebody is about to bring that page in.
@@ -118,14 +118,14 @@ impl AddressSpace {
     }
 
     /// Has a page read as zeros that nothing is to come to.
-    pub fn zero(&self, addr: Addr) -> Result<Placing> {
+    pub fn zero(&self, addr: Addr) -> Result<Placement> {
         let page = Span::new(addr, PAGE_BYTES);
         let _order = self.order.read();
         match self.uffd.zero(page, true) {
-            Ok(_) => Ok(Placing::Done),
+            Ok(_) => Ok(Placement::Done),
             Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::EXIST | Errno::NOENT) => self.wake(page).map(|()| Placing::Done),
-                Some(Errno::AGAIN) => Ok(Placing::Again),
+                Some(Errno::EXIST | Errno::NOENT) => self.wake(page).map(|()| Placement::Done),
+                Some(Errno::AGAIN) => Ok(Placement::Again),
                 _ => Err(Error::call("fill", page, self.pid, error)),
             },
         }

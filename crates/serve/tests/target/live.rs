@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 
-use serve::Copied;
+use serve::CopyProgress;
 use testkit::wait::{SOON, wait_until};
 
 use super::*;
@@ -10,9 +10,9 @@ use super::*;
 impl Served {
     /// Makes a difference of this instant while `work` is done; what was looked at and saved, and
     /// the image.
-    fn diff_live(&self, work: impl FnOnce() + Send) -> (Arc<Copied>, Reader) {
+    fn diff_live(&self, work: impl FnOnce() + Send) -> (Arc<CopyProgress>, Reader) {
         let (writer, store) = self.writer();
-        let copied = Arc::new(Copied::default());
+        let copied = Arc::new(CopyProgress::default());
         let (begun, goes_on) = mpsc::channel();
         let (own, into) = (&copied, &writer);
         self.serve(move || {
@@ -31,9 +31,9 @@ impl Served {
     }
 
     /// Does the same, but nothing is copied before `work` is done.
-    fn diff_later(&self, work: impl FnOnce() + Send) -> (Arc<Copied>, Reader) {
+    fn diff_later(&self, work: impl FnOnce() + Send) -> (Arc<CopyProgress>, Reader) {
         let (writer, store) = self.writer();
-        let copied = Arc::new(Copied::default());
+        let copied = Arc::new(CopyProgress::default());
         let (own, into) = (&copied, &writer);
         self.serve(move || {
             let live = self.session.diff_live(into, own).expect("an instant");
@@ -145,7 +145,7 @@ fn who_writes_more_than_is_kept_waits_for_the_copy() {
         served.serve(|| write_all(served, &mut model, 0..PAGES, 1 << 32));
         let then = model.clone();
         let (writer, store) = served.writer();
-        let copied = Arc::new(Copied::default());
+        let copied = Arc::new(CopyProgress::default());
         served.serve(|| {
             let live = served.session.diff_live(&writer, &copied);
             let live = live.expect("an instant");
@@ -173,7 +173,7 @@ fn what_a_live_difference_was_to_have_is_in_the_next_one_if_it_fails() {
         for round in 1..4 {
             let (writer, _store) = served.writer();
             served.serve(|| {
-                let copied = Arc::new(Copied::default());
+                let copied = Arc::new(CopyProgress::default());
                 let live = served
                     .session
                     .diff_live(&writer, &copied)

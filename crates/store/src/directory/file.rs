@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
-use super::{Inner, THE_DIRECTORY, temporary};
+use super::{Location, THE_DIRECTORY, temporary};
 use crate::{Error, NewObject, Object, Result};
 
 /// What fstatfs(2) calls a tmpfs.
@@ -23,7 +23,7 @@ pub(super) struct NewFile {
     pub reserved: AtomicBool,
     /// Where the last written byte ends.
     pub written_bytes: AtomicU64,
-    pub directory: Arc<Inner>,
+    pub directory: Arc<Location>,
 }
 
 /// Fills all of `bytes` from `offset_bytes` of the file called `name`.
@@ -180,7 +180,7 @@ pub(super) struct File {
     pub fd: OwnedFd,
     pub name: String,
     pub len_bytes: u64,
-    pub directory: Arc<Inner>,
+    pub directory: Arc<Location>,
 }
 
 impl Object for File {

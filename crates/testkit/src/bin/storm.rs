@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use testkit::huge_pages::HugePages;
 use testkit::stillframe::Stillframe;
 use testkit::storm::step::{Step, to_text};
-use testkit::storm::trial::{Ended, Variant, class, kept, to_keep, try_steps};
+use testkit::storm::trial::{TrialOutcome, Variant, class, kept, to_keep, try_steps};
 use testkit::storm::workers::{self, Worker};
 use testkit::storm::{generate, shrink};
 
@@ -89,7 +89,7 @@ struct Arguments {
 
 /// What was found.
 #[derive(Default, Serialize, Deserialize)]
-struct Found {
+struct StormSummary {
     /// Those that came back, and the kills and stops on their way, by variant.
     restored: BTreeMap<String, Count>,
     refused: BTreeMap<String, usize>,
@@ -137,7 +137,7 @@ fn variant(name: &str) -> Result<Variant, String> {
 }
 
 /// Starts all workers, and puts together what they find.
-fn run_workers(jobs: u64) -> Result<Found, Box<dyn Error>> {
+fn run_workers(jobs: u64) -> Result<StormSummary, Box<dyn Error>> {
     /// For each job as many segments as there may be, of two pages at most.
     const HUGE_PAGES: u64 = 16;
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -153,7 +153,7 @@ fn run_workers(jobs: u64) -> Result<Found, Box<dyn Error>> {
         };
         workers.push(worker.start(&arguments, &report(number))?);
     }
-    let mut all = Found::default();
+    let mut all = StormSummary::default();
     for (mut worker, number) in workers.into_iter().zip(0..) {
         // Its other end tells the worker to end: not before it does by itself.
         let stays = worker.stdin.take();
@@ -182,7 +182,7 @@ fn run_worker(arguments: &Arguments, worker: Worker) -> ExitCode {
     }
 }
 
-fn try_all(arguments: &Arguments, worker: Worker) -> Result<Found, Box<dyn Error>> {
+fn try_all(arguments: &Arguments, worker: Worker) -> Result<StormSummary, Box<dyn Error>> {
     // What a try panics with is told with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
@@ -197,7 +197,7 @@ fn try_all(arguments: &Arguments, worker: Worker) -> Result<Found, Box<dyn Error
         0 => arguments.seeds,
         files => files,
     };
-    let mut found = Found::default();
+    let mut found = StormSummary::default();
     for (index, tried) in (0..all).filter(|&index| worker.has(index)).zip(1..) {
         if limit.is_some_and(|limit| start.elapsed() > limit)
             || found.failures.len() >= MOST_FAILURES
@@ -268,18 +268,18 @@ impl Arguments {
     }
 }
 
-fn try_one(arguments: &Arguments, item: &Item, found: &mut Found) {
+fn try_one(arguments: &Arguments, item: &Item, found: &mut StormSummary) {
     let stillframe = Stillframe::new(arguments.binary());
     let again = |steps: &[Step]| try_steps(&stillframe, steps, item.variant);
     match again(&item.steps) {
-        Ok(Ended::Restored { kills, stalls }) => {
+        Ok(TrialOutcome::Restored { kills, stalls }) => {
             let name = item.variant.name().to_owned();
             let count = found.restored.entry(name).or_default();
             count.seeds += 1;
             count.kills += kills;
             count.stalls += stalls;
         }
-        Ok(Ended::Refused(reason)) => *found.refused.entry(class(&reason)).or_default() += 1,
+        Ok(TrialOutcome::Refused(reason)) => *found.refused.entry(class(&reason)).or_default() += 1,
         Err(failure) => {
             let told = tell_failure(arguments, item, &failure, again);
             found.failures.push(told);
@@ -292,7 +292,7 @@ fn tell_failure(
     arguments: &Arguments,
     item: &Item,
     failure: &str,
-    again: impl Fn(&[Step]) -> Result<Ended, String>,
+    again: impl Fn(&[Step]) -> Result<TrialOutcome, String>,
 ) -> String {
     let about = class(failure);
     let name = format!("{}-{}", item.name, item.variant.name());
@@ -327,7 +327,7 @@ fn keep(folder: &Path, name: &str, steps: &[Step], variant: Variant) {
     }
 }
 
-impl Found {
+impl StormSummary {
     fn add(&mut self, other: Self) {
         for (name, count) in other.restored {
             let sum = self.restored.entry(name).or_default();

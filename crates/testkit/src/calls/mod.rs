@@ -37,7 +37,7 @@ pub use ring::{
     io_uring, register_buffers, register_number, register_personality, submit_by_number,
 };
 pub use signals::{
-    Counted, alternate_stack, alternate_stack_now, block_signals, count_signal, counted,
+    SignalCount, alternate_stack, alternate_stack_now, block_signals, count_signal, counted,
     ignore_signal, last_handler_stack, queue_signal, signal_within, take_signal, unblock_signals,
     wait_for_signal,
 };

@@ -20,7 +20,7 @@ const CALLING: u32 = 1;
 const DONE: u32 = 2;
 
 #[repr(C)]
-struct Shared {
+struct SharedState {
     state: AtomicU32,
     number: AtomicU64,
     args: [AtomicU64; 6],
@@ -34,7 +34,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Puppet {
     pid: libc::pid_t,
-    shared: NonNull<Shared>,
+    shared: NonNull<SharedState>,
 }
 
 impl Puppet {
@@ -51,11 +51,11 @@ impl Puppet {
         if memory == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let shared = NonNull::new(memory.cast::<Shared>()).expect("mmap gives no null");
+        let shared = NonNull::new(memory.cast::<SharedState>()).expect("mmap gives no null");
         let old = block_signals(u64::MAX);
         let pid = clone_fresh();
         if pid == 0 {
-            // SAFETY: the mapping was inherited and stays; zeroes are a valid `Shared`.
+            // SAFETY: the mapping was inherited and stays; zeroes are a valid `SharedState`.
             obey(unsafe { shared.as_ref() });
         }
         block_signals(old);
@@ -117,7 +117,7 @@ impl Puppet {
             .wrapping_add(DATA_AT + offset)
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &SharedState {
         // SAFETY: the mapping lives as long as the puppet; all fields are atomic.
         unsafe { self.shared.as_ref() }
     }
@@ -214,7 +214,7 @@ fn block_signals(mask: u64) -> u64 {
 }
 
 /// The puppet's life.
-fn obey(shared: &Shared) -> ! {
+fn obey(shared: &SharedState) -> ! {
     loop {
         let state = shared.state.load(Ordering::Acquire);
         if state == CALLING {

@@ -59,7 +59,7 @@ pub fn ignore_signal(signal: i32) -> Result<()> {
 
 /// What arrived of a signal that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct SignalCount {
     /// How often it was handled.
     pub count: u64,
     /// The value of the last.
@@ -72,9 +72,9 @@ pub struct Counted {
 ///
 /// # Panics
 /// When there is no such signal.
-pub fn counted(signal: i32) -> Counted {
+pub fn counted(signal: i32) -> SignalCount {
     let index = usize::try_from(signal).expect("signals are positive");
-    Counted {
+    SignalCount {
         count: COUNTS[index].load(Ordering::SeqCst),
         last_value: LAST_VALUE[index].load(Ordering::SeqCst),
         last_code: LAST_CODE[index].load(Ordering::SeqCst),

@@ -33,7 +33,7 @@ pub struct Clock {
 }
 
 /// Addresses of a mapping: the first, and the one after the last.
-type Ends = (usize, usize);
+type AddressRange = (usize, usize);
 
 /// Pages of made-up data before another kernel's vDSO.
 const DATA_BYTES: usize = 8 * 4096;
@@ -213,7 +213,7 @@ fn unmap_data() -> Result<()> {
     data()?.into_iter().try_for_each(unmap_one)
 }
 
-fn unmap_one(ends: Ends) -> Result<()> {
+fn unmap_one(ends: AddressRange) -> Result<()> {
     let at = ptr::with_exposed_provenance_mut(ends.0);
     // SAFETY: it is the vDSO or its data, which nothing uses from here on.
     check(unsafe { libc::munmap(at, ends.1 - ends.0) }.into()).map(drop)
@@ -230,16 +230,16 @@ fn total(time: libc::timespec) -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-fn code() -> Result<Ends> {
+fn code() -> Result<AddressRange> {
     let found = mapped(|name| name == "[vdso]")?.pop();
     found.ok_or_else(|| Error::new(ErrorKind::NotFound, "no vDSO"))
 }
 
-fn data() -> Result<Vec<Ends>> {
+fn data() -> Result<Vec<AddressRange>> {
     mapped(|name| name.starts_with("[vvar"))
 }
 
-fn mapped(wanted: impl Fn(&str) -> bool) -> Result<Vec<Ends>> {
+fn mapped(wanted: impl Fn(&str) -> bool) -> Result<Vec<AddressRange>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let line = |line: &str| {
         let name = line.split_ascii_whitespace().nth(5)?;

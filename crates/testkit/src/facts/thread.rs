@@ -63,14 +63,14 @@ pub(super) fn look(facts: &mut Facts, pid: u32, tid: u32, depth: Depth) {
     if depth == Depth::Moving {
         return;
     }
-    match Examined::take(tid) {
+    match ThreadState::take(tid) {
         Ok(examined) => look_at_examined(facts, pid, &whose, &examined),
         Err(error) => facts.note(&whose, "registers", error.to_string()),
     }
 }
 
 /// A thread as its tracer sees it.
-struct Examined {
+struct ThreadState {
     registers: Registers,
     extended: Vec<u8>,
     rseq: RseqArea,
@@ -79,13 +79,13 @@ struct Examined {
     pending_shared: Vec<[u8; 128]>,
 }
 
-impl Examined {
+impl ThreadState {
     /// Stops thread `tid`, looks at it and lets it go. The call it waits in is restarted by the
     /// kernel; a job-control stop lasts.
     fn take(tid: u32) -> io::Result<Self> {
         let tid = tid.cast_signed();
         ptrace::seize(tid, false)?;
-        let traced = Traced(tid);
+        let traced = TracedThread(tid);
         ptrace::interrupt(tid)?;
         loop {
             match ptrace::wait(tid)?.1 {
@@ -111,16 +111,16 @@ impl Examined {
 }
 
 /// Lets a traced thread go on drop.
-struct Traced(i32);
+struct TracedThread(i32);
 
-impl Drop for Traced {
+impl Drop for TracedThread {
     fn drop(&mut self) {
         // It may have died meanwhile; then there is nothing to let go.
         let _ = ptrace::detach(self.0, 0);
     }
 }
 
-fn look_at_examined(facts: &mut Facts, pid: u32, whose: &str, examined: &Examined) {
+fn look_at_examined(facts: &mut Facts, pid: u32, whose: &str, examined: &ThreadState) {
     look_at_registers(facts, whose, examined.registers);
     facts.note(whose, "xstate", show_extended(&examined.extended));
     let rseq = &examined.rseq;

@@ -26,7 +26,7 @@ const VARIABLE: &str = "STILLFRAME_MACHINE_LOG";
 
 /// All that a machine said.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct MachineLog {
     lines: Vec<String>,
     /// How it ended, in words.
     end: String,
@@ -46,7 +46,7 @@ pub struct Machine<'a> {
 }
 
 /// Boots a machine, and returns when it is off.
-pub fn run(emulator: &Path, machine: &Machine<'_>) -> Told {
+pub fn run(emulator: &Path, machine: &Machine<'_>) -> MachineLog {
     let errors = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     // setpriv(1), so that it dies with the thread that started it, whatever ends that.
     let mut command = Command::new("setpriv");
@@ -78,11 +78,11 @@ pub fn run(emulator: &Path, machine: &Machine<'_>) -> Told {
             .arg("-serial")
             .arg(format!("file:{}", out.display()));
     }
-    let mut told = Told::default();
+    let mut told = MachineLog::default();
     match command.spawn() {
         Err(error) => told.end = format!("setpriv cannot be started: {error}"),
         Ok(child) => {
-            let mut running = Running(child);
+            let mut running = EmulatorProcess(child);
             let stdout = running.0.stdout.take().expect("it was made a pipe above");
             told.end = listen(running.0.id(), lines(stdout), &mut told.lines);
             drop(running);
@@ -95,9 +95,9 @@ pub fn run(emulator: &Path, machine: &Machine<'_>) -> Told {
 }
 
 /// A machine, which is killed in the end, unless it is off.
-struct Running(Child);
+struct EmulatorProcess(Child);
 
-impl Drop for Running {
+impl Drop for EmulatorProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -159,7 +159,7 @@ fn processor_time(pid: u32) -> Duration {
     Duration::from_secs(ticks / per_second)
 }
 
-impl Told {
+impl MachineLog {
     /// What was said by something else than a machine, and how it ended.
     pub fn new(said: &str, end: String) -> Self {
         let lines = said.lines().map(str::to_owned).collect();
@@ -206,8 +206,8 @@ impl Told {
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> Told {
-        Told {
+    fn told(text: &str) -> MachineLog {
+        MachineLog {
             lines: text.lines().map(str::to_owned).collect(),
             end: "the plug was pulled".to_owned(),
         }

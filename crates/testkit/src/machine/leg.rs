@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::archive::Archive;
-use super::emulator::{self, Machine, Told};
+use super::emulator::{self, Machine, MachineLog};
 use super::{KERNELS, STILLFRAME, SUBJECT, Verdict, without_symbols};
 use crate::{skip, subject};
 
@@ -124,7 +124,7 @@ fn pack(path: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
 }
 
 /// Runs the first process on this host, in a root folder of its own.
-fn here(scratch: &Path, files: &[(String, Vec<u8>)], out: &Path) -> io::Result<Told> {
+fn here(scratch: &Path, files: &[(String, Vec<u8>)], out: &Path) -> io::Result<MachineLog> {
     use std::os::unix::fs::PermissionsExt;
     let root = scratch.join("root");
     for folder in FOLDERS {
@@ -144,7 +144,10 @@ fn here(scratch: &Path, files: &[(String, Vec<u8>)], out: &Path) -> io::Result<T
     }
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
-    Ok(Told::new(&said, format!("it ended with {}", output.status)))
+    Ok(MachineLog::new(
+        &said,
+        format!("it ended with {}", output.status),
+    ))
 }
 
 /// Unpacks what [`super::inside`] sent: each file's name and size on a line, and its bytes.

@@ -182,7 +182,7 @@ fn write(part: Part) -> io::Result<()> {
 
 /// A mapping in one of the places.
 #[derive(Debug)]
-struct Shown {
+struct MappingView {
     range: (usize, usize),
     protection: String,
     name: String,
@@ -191,7 +191,7 @@ struct Shown {
     words: Vec<Option<u64>>,
 }
 
-impl Shown {
+impl MappingView {
     /// A mapping without its flags, from the first line that smaps has of it.
     fn new(line: &str, range: (usize, usize), nodes: &str, memory: &File) -> Self {
         let mut words = line.split_ascii_whitespace().skip(1);
@@ -223,14 +223,14 @@ fn read() -> io::Result<String> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let nodes = fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
     let memory = File::open("/proc/self/mem")?;
-    let mut all: Vec<Shown> = Vec::new();
+    let mut all: Vec<MappingView> = Vec::new();
     let mut is_ours = false;
     for line in smaps.lines() {
         let first = line.split(' ').next().unwrap_or_default();
         if let Some(range) = range(first) {
             is_ours = place_of(range.0).is_ok();
             if is_ours {
-                all.push(Shown::new(line, range, &nodes, &memory));
+                all.push(MappingView::new(line, range, &nodes, &memory));
             }
         } else if let Some(flags) = line.strip_prefix("VmFlags:")
             && let Some(last) = all.last_mut().filter(|_| is_ours)
@@ -241,7 +241,7 @@ fn read() -> io::Result<String> {
             last.flags = flags.map(str::to_owned).collect();
         }
     }
-    let mut merged: Vec<Shown> = Vec::new();
+    let mut merged: Vec<MappingView> = Vec::new();
     for next in all {
         match merged.last_mut() {
             Some(last) if last.goes_on_in(&next) => {

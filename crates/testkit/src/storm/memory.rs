@@ -2,7 +2,7 @@
 //! to know what can be done next.
 use std::collections::BTreeMap;
 
-use super::step::{Advice, Contents, Span, What};
+use super::step::{Advice, Contents, MappingKind, Span};
 
 /// `PROT_WRITE`.
 pub const WRITE: u8 = 2;
@@ -13,7 +13,7 @@ pub struct Page {
     /// `PROT_` bits.
     pub protection: u8,
     /// What it shows.
-    pub shows: Shows,
+    pub shows: PageSource,
     /// What was advised.
     pub is_guard: bool,
     pub is_not_forked: bool,
@@ -23,7 +23,7 @@ pub struct Page {
 
 /// Where the contents of a page are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shows {
+pub enum PageSource {
     /// Here; what was written to it, zero for nothing.
     Private(u64),
     /// In page `page` of an object.
@@ -71,25 +71,25 @@ impl Memory {
         self.parts(span, |_, _| true)
     }
 
-    pub fn map(&mut self, span: Span, protection: u8, what: What) {
+    pub fn map(&mut self, span: Span, protection: u8, what: MappingKind) {
         for (number, at) in (0..).zip(span.range()) {
             let shows = match what {
-                What::Private => Shows::Private(0),
-                What::Shared { object } => Shows::Shared {
+                MappingKind::Private => PageSource::Private(0),
+                MappingKind::Shared { object } => PageSource::Shared {
                     object,
                     page: number,
                 },
-                What::Object {
+                MappingKind::Object {
                     object,
                     first,
                     shared,
                 } => {
                     let page = first + number;
                     if shared {
-                        Shows::Shared { object, page }
+                        PageSource::Shared { object, page }
                     } else {
                         let own = None;
-                        Shows::Copy { object, page, own }
+                        PageSource::Copy { object, page, own }
                     }
                 }
             };
@@ -126,7 +126,7 @@ impl Memory {
     /// The locked pages of `span` that are an object's and can be written privately.
     pub fn locked_copies(&self, span: Span) -> Vec<u32> {
         let is_copied = |page: &Page| {
-            let is_objects = matches!(page.shows, Shows::Copy { own: None, .. });
+            let is_objects = matches!(page.shows, PageSource::Copy { own: None, .. });
             is_objects && page.is_locked && page.protection & WRITE != 0 && !page.is_guard
         };
         let pages = self.pages.range(span.range());
@@ -175,9 +175,9 @@ impl Memory {
     /// Notes a page's new contents; answers the object's page where it is an object's.
     pub fn write(&mut self, at: u32, value: u64) -> Option<(u8, u32)> {
         match &mut self.pages.get_mut(&at)?.shows {
-            Shows::Private(own) => *own = value,
-            Shows::Copy { own, .. } => *own = Some(value),
-            &mut Shows::Shared { object, page } => return Some((object, page)),
+            PageSource::Private(own) => *own = value,
+            PageSource::Copy { own, .. } => *own = Some(value),
+            &mut PageSource::Shared { object, page } => return Some((object, page)),
         }
         None
     }
@@ -197,7 +197,7 @@ impl Memory {
     /// Makes what is at `span` end at `end`.
     pub fn resize(&mut self, span: Span, end: u32) {
         if let Some(&last) = self.pages.get(&(span.end() - 1)) {
-            let shows = Shows::Private(0);
+            let shows = PageSource::Private(0);
             let is_guard = false;
             let new = Page {
                 shows,
@@ -216,7 +216,7 @@ impl Memory {
         for page in pages.values_mut() {
             page.is_locked = false;
             if page.is_wiped {
-                page.shows = Shows::Private(0);
+                page.shows = PageSource::Private(0);
                 page.is_guard = false;
             }
         }
@@ -226,9 +226,9 @@ impl Memory {
 
 fn discard(page: &mut Page) {
     match &mut page.shows {
-        Shows::Private(value) => *value = 0,
-        Shows::Copy { own, .. } => *own = None,
-        Shows::Shared { .. } => {}
+        PageSource::Private(value) => *value = 0,
+        PageSource::Copy { own, .. } => *own = None,
+        PageSource::Shared { .. } => {}
     }
 }
 
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_child_has_what_it_is_given() {
         let mut memory = Memory::default();
-        memory.map(SPAN, 3, What::Private);
+        memory.map(SPAN, 3, MappingKind::Private);
         for (at, value) in memory.to_fill(SPAN, (2, 1), Contents::Different, 0) {
             assert_eq!(memory.write(at, value), None);
         }
@@ -250,20 +250,20 @@ mod tests {
         let child = memory.forked();
         assert_eq!(child.mapped(SPAN), [Span { at: 12, pages: 4 }]);
         let shown = |at| child.get(at).map(|page| page.shows);
-        assert_eq!(shown(12), Some(Shows::Private(0)));
-        assert_eq!(shown(14), Some(Shows::Private(1 << 32 | 14)));
+        assert_eq!(shown(12), Some(PageSource::Private(0)));
+        assert_eq!(shown(14), Some(PageSource::Private(1 << 32 | 14)));
     }
 
     #[test]
     fn what_moves_replaces_what_is_there() {
         let mut memory = Memory::default();
-        memory.map(SPAN, 3, What::Private);
+        memory.map(SPAN, 3, MappingKind::Private);
         memory.write(15, 7);
         memory.relocate(Span { at: 14, pages: 2 }, 10);
         assert_eq!(memory.mapped(SPAN), [Span { at: 10, pages: 4 }]);
         assert_eq!(
             memory.get(11).map(|page| page.shows),
-            Some(Shows::Private(7))
+            Some(PageSource::Private(7))
         );
         memory.resize(Span { at: 10, pages: 4 }, 11);
         assert_eq!(memory.len(), 1);

@@ -3,7 +3,7 @@ mod opened;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::opened::Opened;
+pub use self::opened::FileKind;
 
 /// One step of one task. A step whose task or object does not exist is left out, so that any list
 /// of steps can be made.
@@ -194,7 +194,7 @@ pub enum Action {
         /// `PROT_` bits.
         protection: u8,
         /// What.
-        what: What,
+        what: MappingKind,
         /// Whether the memory is not counted (`MAP_NORESERVE`).
         noreserve: bool,
     },
@@ -251,7 +251,7 @@ pub enum Action {
         /// Its name, given once.
         slot: u16,
         /// What it is.
-        kind: Opened,
+        kind: FileKind,
     },
     /// Makes a descriptor in a state that the ledger says is kept, and its other end under the next
     /// name.
@@ -472,7 +472,7 @@ pub enum Setting {
 /// What a mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub enum MappingKind {
     /// Private anonymous memory.
     Private,
     /// Shared anonymous memory, whose contents have the number of an object.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::samples;
 
-use super::step::{Action, Opened, Step, Wait, to_text};
+use super::step::{Action, FileKind, Step, Wait, to_text};
 use crate::chance::Chance;
 use crate::facts::Facts;
 use crate::stillframe::{Outcome, Stillframe};
@@ -84,7 +84,7 @@ impl Variant {
 
 /// How a try ended without a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum TrialOutcome {
     /// Everything came back at each pause, with so many kills and stops of dumps and restores on
     /// the way.
     Restored {
@@ -105,7 +105,7 @@ pub fn try_steps(
     stillframe: &Stillframe,
     steps: &[Step],
     variant: Variant,
-) -> Result<Ended, String> {
+) -> Result<TrialOutcome, String> {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     let trial = || cycles(stillframe, steps, variant);
     catch_unwind(AssertUnwindSafe(trial)).unwrap_or_else(|panic| {
@@ -115,7 +115,11 @@ pub fn try_steps(
     })
 }
 
-fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<Ended, String> {
+fn cycles(
+    stillframe: &Stillframe,
+    steps: &[Step],
+    variant: Variant,
+) -> Result<TrialOutcome, String> {
     let list = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     // A stop while it runs, or by one who is killed, still ends such a wait.
     let ends = [
@@ -160,13 +164,13 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
                 trial.compare(&before, "after a refusal")?;
             }
             trial.subject.ask("clean");
-            return Ok(Ended::Refused(refusal));
+            return Ok(TrialOutcome::Refused(refusal));
         }
         trial.compare(&before, "after the restore")?;
         trial.restored += 1;
     }
     trial.subject.ask("clean");
-    Ok(Ended::Restored {
+    Ok(TrialOutcome::Restored {
         kills: trial.kills,
         stalls: trial.stalls,
     })
@@ -200,7 +204,7 @@ fn installs_filter(step: &Step) -> bool {
 /// Whether a step makes a TCP connection. Of one whose other end is closed, the kernel tells that
 /// end about the tree that was dumped live and killed then: nothing holds that back.
 fn connects_over_tcp(step: &Step) -> bool {
-    let tcp = Opened::Tcp;
+    let tcp = FileKind::Tcp;
     matches!(step.action, Action::Open { kind, .. } if kind == tcp)
 }
 
@@ -218,7 +222,7 @@ struct Trial<'a> {
 }
 
 /// What can be seen of a subject, from outside and by itself.
-struct Seen {
+struct SubjectView {
     facts: Facts,
     told: String,
 }
@@ -228,11 +232,11 @@ type Refusal = Option<String>;
 
 impl Trial<'_> {
     /// Looks at the subject before something is done to it.
-    fn look_before(&self) -> Result<Seen, String> {
+    fn look_before(&self) -> Result<SubjectView, String> {
         // What it is asked it remembers, so facts come last.
         let told = self.ask("before the dump")?;
         let facts = self.facts();
-        Ok(Seen { facts, told })
+        Ok(SubjectView { facts, told })
     }
 
     fn facts(&self) -> Facts {
@@ -261,7 +265,7 @@ impl Trial<'_> {
     }
 
     /// Looks at what became of the subject, and insists that nothing differs.
-    fn compare(&self, before: &Seen, when: &str) -> Result<(), String> {
+    fn compare(&self, before: &SubjectView, when: &str) -> Result<(), String> {
         self.compare_facts(before, when)?;
         let mut told = [before.told.clone(), self.ask(when)?];
         if self.variant == Variant::Kills {
@@ -276,7 +280,7 @@ impl Trial<'_> {
         Err(format!("differs {when}:\n{}", differences.join("\n")))
     }
 
-    fn compare_facts(&self, before: &Seen, when: &str) -> Result<(), String> {
+    fn compare_facts(&self, before: &SubjectView, when: &str) -> Result<(), String> {
         let found = match self.variant {
             Variant::Kills => self.differences_at_last(before),
             _ => before.facts.diff(&self.facts()),
@@ -296,7 +300,7 @@ impl Trial<'_> {
     }
 
     /// Compares all but mappings, which show that writes are tracked.
-    fn compare_tracked(&self, before: &Seen) -> Result<(), String> {
+    fn compare_tracked(&self, before: &SubjectView) -> Result<(), String> {
         let plain = |facts: Facts| facts.without(&["map "]);
         let differences = plain(before.facts.clone()).diff(&plain(self.facts()));
         if differences.is_empty() {
@@ -309,7 +313,7 @@ impl Trial<'_> {
     }
 
     /// Dumps and restores.
-    fn cycle(&mut self, before: &Seen) -> Result<Refusal, String> {
+    fn cycle(&mut self, before: &SubjectView) -> Result<Refusal, String> {
         self.stillframe.clear();
         match self.variant {
             Variant::Plain => {}
@@ -338,7 +342,7 @@ impl Trial<'_> {
         self.stillframe.dump(self.subject.pid(), &options)
     }
 
-    fn live_cycle(&self, before: &Seen) -> Result<Refusal, String> {
+    fn live_cycle(&self, before: &SubjectView) -> Result<Refusal, String> {
         if let Some(refusal) = refused(self.dump(&["--live"]))? {
             return Ok(Some(refusal));
         }
@@ -350,7 +354,7 @@ impl Trial<'_> {
         Ok(None)
     }
 
-    fn chain_cycle(&self, before: &Seen) -> Result<Refusal, String> {
+    fn chain_cycle(&self, before: &SubjectView) -> Result<Refusal, String> {
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
         let images = |number: usize| folder.path().join(number.to_string());
         for number in 0..2 {

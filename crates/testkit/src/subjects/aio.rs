@@ -31,7 +31,7 @@ const FILE_PAGES: u64 = 64;
 const CONTEXTS: usize = 4;
 
 /// A context, and the events that are to be fetched from it.
-struct Own {
+struct ContextState {
     context: Context,
     expected: VecDeque<(u64, i64)>,
 }
@@ -41,7 +41,7 @@ struct Subject {
     file: File,
     told: OwnedFd,
     memory: &'static [AtomicU8],
-    all: Vec<Own>,
+    all: Vec<ContextState>,
     next: u64,
     tells: u64,
 }
@@ -200,7 +200,7 @@ impl Subject {
         }
         while self.all.len() < CONTEXTS {
             let requests = self.chance.pick(&[1, 8, 100, 500, 1300]);
-            self.all.push(Own {
+            self.all.push(ContextState {
                 context: Context::new(requests)?,
                 expected: VecDeque::new(),
             });

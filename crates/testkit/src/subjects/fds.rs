@@ -21,7 +21,7 @@ use super::{Control, Failure, not_understood};
 const PIPE_BYTES: usize = 1 << 17;
 const IN_FLIGHT: &[u8] = b"written before, read after";
 
-struct Zoo {
+struct DescriptorSet {
     file: File,
     file_twin: File,
     deleted: File,
@@ -37,7 +37,7 @@ struct Zoo {
 }
 
 pub(super) fn run(control: Control, _: &[String]) -> Result<(), Failure> {
-    let mut zoo = Zoo::open(control.folder())?;
+    let mut zoo = DescriptorSet::open(control.folder())?;
     if fork()? == Fork::Child {
         // Holds every description too.
         loop {
@@ -57,7 +57,7 @@ pub(super) fn run(control: Control, _: &[String]) -> Result<(), Failure> {
     })
 }
 
-impl Zoo {
+impl DescriptorSet {
     fn open(folder: &Path) -> Result<Self, Failure> {
         let open = |name: &str| {
             File::options()

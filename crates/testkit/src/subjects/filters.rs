@@ -27,7 +27,7 @@ const FATAL: &[u32] = &[
 ];
 
 /// A thread that is asked what its calls come to.
-struct Judged {
+struct FilteredThread {
     asks: Sender<()>,
     answers: Receiver<String>,
 }
@@ -81,7 +81,9 @@ fn calls() -> String {
 }
 
 /// Starts a thread that gets ready and answers then.
-fn judged(ready: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Result<Judged, Failure> {
+fn judged(
+    ready: impl FnOnce() -> std::io::Result<()> + Send + 'static,
+) -> Result<FilteredThread, Failure> {
     let ((asks, asked), (tells, answers)) = (channel(), channel());
     thread::Builder::new().spawn(move || {
         ready().expect("the filter is taken");
@@ -89,12 +91,12 @@ fn judged(ready: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Resul
             tells.send(calls()).expect("the subject waits for it");
         }
     })?;
-    let judged = Judged { asks, answers };
+    let judged = FilteredThread { asks, answers };
     judged.ask()?;
     Ok(judged)
 }
 
-impl Judged {
+impl FilteredThread {
     fn ask(&self) -> Result<String, Failure> {
         self.asks.send(())?;
         Ok(self.answers.recv()?)

@@ -43,7 +43,7 @@ const THREADS: usize = 4;
 
 /// What a page holds.
 #[derive(Clone, Copy, Default)]
-struct Holds {
+struct PageContents {
     /// It was given up: zeros, not what the image has.
     zero: bool,
     /// Written to its beginning and its end.
@@ -52,7 +52,7 @@ struct Holds {
     seed: Option<u64>,
 }
 
-impl Holds {
+impl PageContents {
     const ZERO: Self = Self {
         zero: true,
         word: None,
@@ -71,7 +71,7 @@ impl Holds {
 
 struct State<'m> {
     memory: &'m Memory,
-    holds: Vec<Holds>,
+    holds: Vec<PageContents>,
     guest: Option<Guest<'m>>,
 }
 
@@ -158,7 +158,7 @@ impl Memory {
     }
 
     /// What is wrong with a page.
-    fn wrong(&self, page: usize, holds: Holds) -> Option<String> {
+    fn wrong(&self, page: usize, holds: PageContents) -> Option<String> {
         (0..PAGE_BYTES).step_by(8).find_map(|at| {
             let (is, was) = (
                 self.mapping.load(page * PAGE_BYTES + at),
@@ -170,7 +170,13 @@ impl Memory {
 
     /// Does something to the pages from `first` on, which are one's own, over and over; what is
     /// wrong.
-    fn fire(&self, first: usize, holds: &mut [Holds], seed: u64, steps: u64) -> Option<String> {
+    fn fire(
+        &self,
+        first: usize,
+        holds: &mut [PageContents],
+        seed: u64,
+        steps: u64,
+    ) -> Option<String> {
         let mut chance = Chance::with(seed);
         for step in 0..steps {
             let own = chance.below(holds.len() as u64) as usize;
@@ -182,7 +188,7 @@ impl Memory {
                         Err(error) => Some(error.to_string()),
                         Ok(pages) => {
                             let gone = pages.start.max(first) - first..pages.end.max(first) - first;
-                            holds[gone].fill(Holds::ZERO);
+                            holds[gone].fill(PageContents::ZERO);
                             None
                         }
                     }
@@ -260,7 +266,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     }
     let mut state = State {
         memory: &memory,
-        holds: vec![Holds::default(); pages],
+        holds: vec![PageContents::default(); pages],
         guest: None,
     };
     control.serve(|question| {
@@ -287,7 +293,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
             }
             "remove" => {
                 let gone = state.memory.remove(first..first + count)?;
-                state.holds[gone].fill(Holds::ZERO);
+                state.holds[gone].fill(PageContents::ZERO);
             }
             _ => return not_understood(question),
         }
@@ -301,7 +307,7 @@ fn watch(control: &Control, memory: &Memory, pages: u64) -> Result<(), Failure> 
     let mut chance = Chance::with(u64::from(std::process::id()));
     loop {
         let page = chance.below(pages) as usize;
-        if let Some(wrong) = memory.wrong(page, Holds::default()) {
+        if let Some(wrong) = memory.wrong(page, PageContents::default()) {
             std::fs::write(control.folder().join("wrong"), &wrong)?;
             return Err(wrong.into());
         }
@@ -334,9 +340,9 @@ impl State<'_> {
             return Ok(format!("the guest stopped at {wrong:#x}"));
         }
         if let Work::Fill(seed) = work {
-            let filled = Holds {
+            let filled = PageContents {
                 seed: Some(seed),
-                ..Holds::default()
+                ..PageContents::default()
             };
             self.holds[first as usize..(first + pages) as usize].fill(filled);
         }

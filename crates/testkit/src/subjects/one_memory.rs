@@ -25,9 +25,9 @@ const KINDS: [(u64, Shared); 4] = [
 ];
 
 /// Who makes the next one, and what that shares with it. The first is number 0.
-type Made = (usize, u64);
+type Origin = (usize, u64);
 
-const SHAPES: &[(&str, &[Made])] = &[
+const SHAPES: &[(&str, &[Origin])] = &[
     ("child", &[(0, MEMORY)]),
     ("handlers", &[(0, MEMORY), (0, BOTH)]),
     ("files", &[(0, MEMORY | FILES), (0, BOTH | FILES)]),
@@ -110,7 +110,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
 }
 
 /// Who shares what is of `kind`.
-fn classes(made: &[Made], kind: u64) -> Vec<usize> {
+fn classes(made: &[Origin], kind: u64) -> Vec<usize> {
     let mut of = vec![0];
     for (by, flags) in made {
         let class = if flags & kind == 0 { of.len() } else { of[*by] };

@@ -47,14 +47,14 @@ fn touch() -> Result<(), Failure> {
 }
 
 /// Somebody else who touches pages.
-struct Other {
+struct Toucher {
     tells: PipeWriter,
     answers: PipeReader,
     /// Counts its page faults.
     faults: OwnedFd,
 }
 
-impl Other {
+impl Toucher {
     fn touch(&mut self) -> Result<(), Failure> {
         self.tells.write_all(b"x")?;
         Ok(self.answers.read_exact(&mut [0])?)
@@ -90,8 +90,8 @@ struct Events {
     signals: OwnedFd,
     breakpoint: OwnedFd,
     processor: OwnedFd,
-    thread: Other,
-    child: Other,
+    thread: Toucher,
+    child: Toucher,
     watched: Mapping,
 }
 
@@ -140,7 +140,7 @@ impl Events {
             }
             Fork::Parent(child) => child.as_raw_nonzero().get(),
         };
-        let child = Other {
+        let child = Toucher {
             tells,
             answers,
             faults: counting(PAGE_FAULTS, child)?,
@@ -154,7 +154,7 @@ impl Events {
         });
         let (mut answers, mut thread) = (answers, [0; 4]);
         answers.read_exact(&mut thread)?;
-        let thread = Other {
+        let thread = Toucher {
             tells,
             answers,
             faults: counting(PAGE_FAULTS, i32::from_ne_bytes(thread))?,

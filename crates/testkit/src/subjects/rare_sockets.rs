@@ -25,12 +25,12 @@ const MSG_PEEK_AT_ONCE: i32 = 0x42;
 const WAITING: &[u8] = b"a datagram that was not read";
 
 /// Two sockets of UDP-Lite; what the first sends, the second gets.
-struct Lite {
+struct UdpLite {
     sender: UdpSocket,
     receiver: UdpSocket,
 }
 
-impl Lite {
+impl UdpLite {
     fn new() -> Result<Self, Failure> {
         let make = || -> std::io::Result<UdpSocket> {
             let own = sys::socket::open(AF_INET, SOCK_DGRAM, UDPLITE)?;
@@ -71,7 +71,7 @@ fn vsock(port: u32) -> std::io::Result<OwnedFd> {
 }
 
 pub(super) fn run(control: Control, _: &[String]) -> Result<(), Failure> {
-    let lite = Lite::new().ok();
+    let lite = UdpLite::new().ok();
     let port = std::process::id() << 8;
     let machine = vsock(port).and_then(|listener| {
         sys::socket::listen(&listener, 3)?;

@@ -29,7 +29,7 @@ const READ_BYTES: usize = 100;
 const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
 
 /// What the parent has.
-struct Held {
+struct ParentFiles {
     child: OwnedFd,
     itself: OwnedFd,
     thread: OwnedFd,
@@ -49,7 +49,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
         Fork::Child => return be_child(),
     };
     let folder = control.folder().to_owned();
-    let held = Held::take(child, itself)?;
+    let held = ParentFiles::take(child, itself)?;
     let leased = arguments.first().map(|_| leased(&folder)).transpose()?;
     // The child has its own, too.
     let descriptors = format!("/proc/{child}/fd");
@@ -77,7 +77,7 @@ fn be_child() -> Result<(), Failure> {
     }
 }
 
-impl Held {
+impl ParentFiles {
     fn take(child: Pid, itself: OwnedFd) -> Result<Self, Failure> {
         let ends = epoll::create(CreateFlags::CLOEXEC)?;
         let of_child = pidfd_open(child, PidfdFlags::empty())?;

@@ -17,7 +17,7 @@ const SPINS: u64 = 200_000;
 
 /// Counts of the thread: all rounds, and those with a wrong result.
 #[derive(Default)]
-struct Seen {
+struct TrapCounts {
     rounds: AtomicU64,
     wrong: AtomicU64,
 }
@@ -30,7 +30,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
         ["intercepts", "seldom"] => || intercepted(SPINS, false) == ANSWER,
         _ => return Err("what is it to do?".into()),
     };
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(TrapCounts::default());
     let steps = words == ["steps"];
     let counted = Arc::clone(&seen);
     thread::Builder::new().name("traps".into()).spawn(move || {

@@ -30,11 +30,11 @@ const OTHERS_PAGES: usize = 200;
 
 /// What the threads tell.
 #[derive(Default)]
-struct Told {
+struct Reports {
     wrong: Mutex<Vec<String>>,
 }
 
-impl Told {
+impl Reports {
     fn wrong(&self, what: String) {
         let mut wrong = self.wrong.lock().expect("nobody panics");
         if wrong.len() < 5 {
@@ -47,7 +47,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     let bytes = (number(arguments, 0, 4)? as usize) << 20;
     let threads = number(arguments, 1, 2)?;
     let percent = number(arguments, 2, 100)?;
-    let told = Arc::new(Told::default());
+    let told = Arc::new(Reports::default());
     let mut rounds = Vec::new();
     for thread in 0..threads {
         let memory = map(bytes)?;
@@ -101,7 +101,7 @@ fn map(bytes: usize) -> Result<Mapping, Failure> {
 }
 
 /// Writes for ever. In each round, another part of the pages is passed over.
-fn write(memory: &Mapping, thread: u64, percent: u64, counter: &AtomicU64, told: &Told) {
+fn write(memory: &Mapping, thread: u64, percent: u64, counter: &AtomicU64, told: &Reports) {
     let pages = memory.bytes() / PAGE_BYTES;
     // Which round each page was written in last.
     let mut last = vec![0_u64; pages];
@@ -133,7 +133,7 @@ fn fill(memory: &Mapping, pages: std::ops::Range<usize>, mark: u64) {
     }
 }
 
-fn look(memory: &Mapping, pages: std::ops::Range<usize>, mark: u64, told: &Told) {
+fn look(memory: &Mapping, pages: std::ops::Range<usize>, mark: u64, told: &Reports) {
     for page in pages {
         let expected = if mark == 0 { 0 } else { mark + page as u64 };
         let is = memory.load(page * PAGE_BYTES);
@@ -144,7 +144,7 @@ fn look(memory: &Mapping, pages: std::ops::Range<usize>, mark: u64, told: &Told)
 }
 
 /// Does one round of something else.
-fn other(name: &str, file: &File, told: &Told) -> Result<(), Failure> {
+fn other(name: &str, file: &File, told: &Reports) -> Result<(), Failure> {
     let mut memory = map(OTHERS_PAGES * PAGE_BYTES)?;
     fill(&memory, 0..OTHERS_PAGES, 1000);
     match name {

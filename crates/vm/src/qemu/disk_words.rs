@@ -8,7 +8,7 @@ use super::command::{Word, fields, join, split, written};
 
 /// A disk that a machine gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Given {
+pub(crate) struct AssignedDisk {
     /// What it is called in the image.
     pub disk: String,
     pub path: PathBuf,
@@ -35,7 +35,7 @@ pub(crate) fn names_disks(words: &[String]) -> bool {
 ///
 /// # Errors
 /// Which of them there is no disk for, or which disk is not named.
-pub(crate) fn fill_in(words: &[String], given: &[Given]) -> Result<Vec<String>, String> {
+pub(crate) fn fill_in(words: &[String], given: &[AssignedDisk]) -> Result<Vec<String>, String> {
     let mut words = words.to_vec();
     for (disk, number) in given.iter().zip(1..) {
         let (place, path) = (format!("{{disk{number}}}"), text(&disk.path)?);
@@ -62,7 +62,7 @@ pub(crate) fn fill_in(words: &[String], given: &[Given]) -> Result<Vec<String>, 
 pub(crate) fn replace(
     words: &[String],
     folder: &Path,
-    given: &[Given],
+    given: &[AssignedDisk],
 ) -> Result<Vec<String>, String> {
     let mut all = split(words);
     for disk in given {
@@ -91,7 +91,7 @@ pub(crate) fn replace(
 fn replace_one(
     all: &mut [Word],
     is_it: &dyn Fn(&str) -> bool,
-    disk: &Given,
+    disk: &AssignedDisk,
 ) -> Result<bool, String> {
     let path = text(&disk.path)?;
     for at in 0..all.len() {
@@ -136,7 +136,7 @@ fn replace_one(
 }
 
 /// Sets the format of the node over the one with the file.
-fn set_format(all: &mut [Word], node: Option<&str>, disk: &Given) -> Result<(), String> {
+fn set_format(all: &mut [Word], node: Option<&str>, disk: &AssignedDisk) -> Result<(), String> {
     for word in all.iter_mut().filter(|word| word.is(&["blockdev"])) {
         let mut options = Options::of(word.value());
         if node.is_none() || options.get("file").as_deref() != node {
@@ -215,8 +215,8 @@ fn text(path: &Path) -> Result<&str, String> {
 mod tests {
     use super::*;
 
-    fn given() -> Given {
-        Given {
+    fn given() -> AssignedDisk {
+        AssignedDisk {
             disk: "disk".to_owned(),
             path: "/own/a-1.qcow2".into(),
             format: "qcow2".to_owned(),

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use sys::new_file::NewFile;
 
 use super::guest::Guest;
-use super::qcow2::{self, Backing};
+use super::qcow2::{self, BackingFile};
 use super::qmp::Qmp;
 use super::record::{QemuDisk, QemuDiskFile, QemuDiskOver};
 use super::restore::reopened;
@@ -40,11 +40,11 @@ pub(crate) const FORMATS: [&str; 2] = ["raw", "qcow2"];
 struct Drive {
     #[serde(default)]
     device: String,
-    inserted: Option<Inserted>,
+    inserted: Option<InsertedMedium>,
 }
 
 #[derive(Deserialize)]
-struct Inserted {
+struct InsertedMedium {
     file: String,
     #[serde(rename = "node-name", default)]
     node: String,
@@ -68,7 +68,7 @@ struct Content {
 }
 
 impl Drive {
-    fn name(&self, inserted: &Inserted) -> String {
+    fn name(&self, inserted: &InsertedMedium) -> String {
         match self.device.is_empty() {
             true => inserted.node.clone(),
             false => self.device.clone(),
@@ -181,8 +181,8 @@ pub(crate) fn written_ns(facts: &fs::Metadata) -> i64 {
 /// # Errors
 /// Those of [`Qmp::call`]; [`Error::File`].
 pub(crate) fn temporary(qmp: &mut Qmp, pid: i32, folder: &str) -> Result<Vec<String>> {
-    let opened = Opened::of(pid)?;
-    let is_temporary = |inserted: &Inserted| {
+    let opened = OpenFiles::of(pid)?;
+    let is_temporary = |inserted: &InsertedMedium| {
         let all = std::iter::successors(Some(&inserted.image), |content| {
             content.backing_image.as_deref()
         });
@@ -202,7 +202,7 @@ impl Disks {
     /// # Errors
     /// [`Error::Unfit`] for one that cannot be saved; those of [`Qmp::call`].
     pub fn find(qmp: &mut Qmp, pid: i32, folder: &str) -> Result<Self> {
-        let opened = Opened::of(pid)?;
+        let opened = OpenFiles::of(pid)?;
         let mut all = Vec::new();
         for drive in drives(qmp)? {
             let Some(inserted) = &drive.inserted else {
@@ -256,7 +256,7 @@ impl Disks {
         }
         let nodes = self.all.iter().map(|disk| (&disk.name, &disk.node));
         let nodes = nodes.collect::<BTreeMap<_, _>>();
-        let action = |made: &Made| {
+        let action = |made: &NewOverlay| {
             json!({"type": "blockdev-snapshot-sync", "data": {
                 "node-name": nodes[&made.0.disk],
                 "snapshot-file": made.0.file,
@@ -274,7 +274,7 @@ impl Disks {
         {
             return done.map(drop);
         }
-        self.overlays = overlays.into_iter().map(Made::keep).collect();
+        self.overlays = overlays.into_iter().map(NewOverlay::keep).collect();
         for overlay in &self.overlays {
             let (disk, file) = (&overlay.disk, overlay.file.display());
             log::warn!("the disk {disk} goes on in {file}");
@@ -342,7 +342,7 @@ impl Disks {
 /// Whether QEMU may have disks go on in overlays, after the command that has them do so failed: it
 /// has, unless it said that it does not, or says now that it does not know them, over another
 /// connection where the first one is lost.
-fn may_write_to(overlays: &[Made], error: &Error, qmp: &mut Qmp) -> bool {
+fn may_write_to(overlays: &[NewOverlay], error: &Error, qmp: &mut Qmp) -> bool {
     let (question, with) = ("query-named-block-nodes", json!({"flat": true}));
     let told = match error {
         Error::Refused { .. } => return false,
@@ -358,7 +358,7 @@ fn may_write_to(overlays: &[Made], error: &Error, qmp: &mut Qmp) -> bool {
     let Ok(Value::Array(nodes)) = told else {
         return true;
     };
-    let is_known = |made: &Made| nodes.iter().any(|node| node["node-name"] == made.0.node);
+    let is_known = |made: &NewOverlay| nodes.iter().any(|node| node["node-name"] == made.0.node);
     overlays.iter().any(is_known)
 }
 
@@ -404,9 +404,9 @@ impl Spaces {
 
 /// The files of a disk, or why it cannot be saved.
 fn layers(
-    inserted: &Inserted,
+    inserted: &InsertedMedium,
     folder: &Path,
-    opened: &Opened,
+    opened: &OpenFiles,
 ) -> std::result::Result<Vec<Layer>, String> {
     let mut layers = Vec::new();
     let mut content = &inserted.image;
@@ -464,14 +464,14 @@ fn file_of(name: &str) -> std::result::Result<String, String> {
 }
 
 /// The files that a process has open.
-struct Opened {
+struct OpenFiles {
     pid: i32,
     all: BTreeMap<(u64, u64), String>,
     /// Those without a name any more, by the one that they had.
     deleted: BTreeMap<PathBuf, String>,
 }
 
-impl Opened {
+impl OpenFiles {
     fn of(pid: i32) -> Result<Self> {
         let folder = PathBuf::from(format!("/proc/{pid}/fd"));
         let entries = fs::read_dir(&folder).map_err(Error::file("read", &folder))?;
@@ -536,9 +536,9 @@ fn cloned(top: &Layer) -> rustix::io::Result<File> {
 }
 
 /// The file of an overlay that no machine has yet; dropped, it is removed.
-struct Made(Overlay);
+struct NewOverlay(Overlay);
 
-impl Made {
+impl NewOverlay {
     fn keep(self) -> Overlay {
         let overlay = self.0.clone();
         std::mem::forget(self);
@@ -546,14 +546,14 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for NewOverlay {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0.file);
     }
 }
 
 /// Makes an overlay for a disk, beside its file.
-fn overlay(disk: &Disk, number: usize, id: ImageId, guest: &Guest<'_>) -> Result<Made> {
+fn overlay(disk: &Disk, number: usize, id: ImageId, guest: &Guest<'_>) -> Result<NewOverlay> {
     let top = &disk.layers[0];
     let id = id.to_string();
     let id = &id[..8.min(id.len())];
@@ -568,14 +568,14 @@ fn overlay(disk: &Disk, number: usize, id: ImageId, guest: &Guest<'_>) -> Result
     let mode = Permissions::from_mode(facts.mode() & 0o777);
     new.file.set_permissions(mode).map_err(failed())?;
     fchown(&new.file, Some(facts.uid()), Some(facts.gid())).map_err(failed())?;
-    let backing = Backing {
+    let backing = BackingFile {
         path: &top.path,
         format: &top.format,
     };
     qcow2::write_overlay(&new.file, disk.virtual_bytes, backing).map_err(failed())?;
     guest.making(&new.file, &path)?;
     new.name().map_err(failed())?;
-    Ok(Made(Overlay {
+    Ok(NewOverlay(Overlay {
         disk: disk.name.clone(),
         former: top.path.clone(),
         file: path,

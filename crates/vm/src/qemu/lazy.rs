@@ -25,7 +25,7 @@ use super::ram::{HUGE_BYTES, Memory};
 use super::reaper::Reaper;
 use super::record::QemuMachine;
 use super::restore::reopened;
-use super::start::Started;
+use super::start::QemuProcess;
 use crate::{Error, Result};
 
 /// What the userfaultfd must be able to do, and that for huge pages.
@@ -69,7 +69,7 @@ struct Lazy {
 /// # Errors
 /// Those of [`freeze::userfaultfd_of`]; [`Error::Kernel`].
 pub(crate) fn leave_server(
-    started: &Started,
+    started: &QemuProcess,
     memory: &Memory,
     machine: &QemuMachine,
     reader: &Arc<Reader>,
@@ -112,7 +112,7 @@ pub(crate) fn leave_server(
 }
 
 impl Lazy {
-    fn of(started: &Started, memory: &Memory, machine: &QemuMachine) -> Result<Self> {
+    fn of(started: &QemuProcess, memory: &Memory, machine: &QemuMachine) -> Result<Self> {
         let pid = started.pid();
         let mut regions = Vec::new();
         let mut files = Vec::new();
@@ -188,7 +188,7 @@ impl Lazy {
         }
     }
 
-    fn begin(self, image: &Arc<Reader>) -> Result<Serving> {
+    fn begin(self, image: &Arc<Reader>) -> Result<LazyService> {
         let held = self.files.iter().map(OwnedFd::as_fd);
         let held = held.chain([self.target.uffd.as_fd()]);
         let reaper = Reaper::post_holding(&held.collect::<Vec<_>>())?;
@@ -199,7 +199,7 @@ impl Lazy {
             everything: true,
         };
         let metrics = Arc::new(Metrics::new());
-        Ok(Serving {
+        Ok(LazyService {
             reaper,
             session: Session::begin(self.target, image.clone(), options, metrics)?,
             process: self.process,
@@ -209,7 +209,7 @@ impl Lazy {
 }
 
 /// A machine whose memory is being brought in.
-struct Serving {
+struct LazyService {
     /// Who ends it when this is gone.
     reaper: Reaper,
     session: Session,
@@ -217,7 +217,7 @@ struct Serving {
     _files: Vec<OwnedFd>,
 }
 
-impl Serving {
+impl LazyService {
     /// Brings everything in; tells whether all is there, or the machine has ended before.
     fn bring_in(&self) -> Result<bool> {
         let (over, is_over) = pipe()?;

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// What all machines are started with.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct CommandLine {
     pub program: PathBuf,
     /// Where they start.
     pub folder: PathBuf,
@@ -23,7 +23,7 @@ pub(crate) struct Line {
 ///
 /// # Errors
 /// [`Error::Unfit`] with what is in the way of the recorded one.
-pub(crate) fn line(given: &[OsString], machine: &QemuMachine, many: bool) -> Result<Line> {
+pub(crate) fn line(given: &[OsString], machine: &QemuMachine, many: bool) -> Result<CommandLine> {
     let unfit = |what: String| Error::Unfit(what);
     let give = "give the command line behind --";
     if let Some((program, words)) = given.split_first() {
@@ -31,7 +31,7 @@ pub(crate) fn line(given: &[OsString], machine: &QemuMachine, many: bool) -> Res
         let words = words.iter().map(text).collect::<Option<Vec<_>>>();
         let words = words.ok_or_else(|| unfit("the command line is no text".to_owned()))?;
         let folder = std::env::current_dir().map_err(Error::file("find", "."))?;
-        return Ok(Line {
+        return Ok(CommandLine {
             program: program.into(),
             folder,
             words,
@@ -67,7 +67,7 @@ pub(crate) fn line(given: &[OsString], machine: &QemuMachine, many: bool) -> Res
     } else {
         ""
     };
-    Ok(Line {
+    Ok(CommandLine {
         program: PathBuf::from(&machine.program),
         folder: PathBuf::from(&machine.folder),
         words: words.map_err(|what| unfit(format!("{what}: {give}{more}")))?,

@@ -16,13 +16,13 @@ use super::guest::Guest;
 use super::machine::{self, Machine};
 use super::record::{self, QemuDisk};
 use super::save::{
-    Progress, SaveKind, SaveOptions, Saved, begin_with, find_disks, finish, memories, whole,
+    Progress, SaveKind, SaveOptions, SaveSummary, begin_with, find_disks, finish, memories, whole,
 };
 use super::snapshot::{FEATURES, Snapshot};
-use super::track::Tracking;
+use super::track::TrackedMemory;
 use super::watch::Watch;
 use super::watchdog::set;
-use crate::sparse::Fates;
+use crate::sparse::PageCounts;
 use crate::{Error, Result};
 
 /// How often an instant is tried whose memory QEMU gives up while it is read.
@@ -44,9 +44,9 @@ pub(crate) fn save(
     machine: &mut Machine,
     seal: Seal,
     watch: &mut Watch<'_>,
-) -> Result<Saved> {
+) -> Result<SaveSummary> {
     machine::refuse_unheard(machine)?;
-    if let Some(tracking) = Tracking::find(machine.pid, &machine.blocks)? {
+    if let Some(tracking) = TrackedMemory::find(machine.pid, &machine.blocks)? {
         // Only one can protect a page. The next layer is found by comparing.
         tracking.quit();
     }
@@ -69,7 +69,7 @@ fn attempt(
     machine: &mut Machine,
     seal: Seal,
     watch: &mut Watch<'_>,
-) -> Result<Option<Saved>> {
+) -> Result<Option<SaveSummary>> {
     let (writer, mut record) = begin_with(options, machine, watch)?;
     let (id, pid) = (writer.id(), machine.pid);
     let again = machine.qmp.duplicate();
@@ -85,9 +85,9 @@ fn attempt(
     let uffd = freeze::userfaultfd_of(pid, false, FEATURES)?;
     let snapshot = Snapshot::new(uffd, &machine.blocks)?;
     let copied = thread::scope(|scope| {
-        let _end = End(&snapshot);
+        let _end = ServiceGuard(&snapshot);
         scope.spawn(|| snapshot.serve());
-        let more = Besides {
+        let more = InstantContext {
             folder: &record.folder,
             writer: &writer,
             disks: disks.as_mut(),
@@ -111,16 +111,16 @@ fn attempt(
     writer.record(record::state(instant.state));
     let disk_bytes = finish(&writer, record, disks.as_ref(), true, watch)?;
     writer.seal(seal)?;
-    Ok(Some(Saved {
+    Ok(Some(SaveSummary {
         state_bytes,
         disk_bytes,
         overlays: disks.map_or_else(Vec::new, |disks| disks.overlays),
-        ..Saved::new((id, pid), fates, instant.stopped)
+        ..SaveSummary::new((id, pid), fates, instant.stopped)
     }))
 }
 
 /// What else is of the instant, besides memory and devices.
-struct Besides<'a, 'b> {
+struct InstantContext<'a, 'b> {
     /// Where QEMU runs.
     folder: &'a str,
     writer: &'a Writer,
@@ -129,7 +129,11 @@ struct Besides<'a, 'b> {
 }
 
 /// Stops the guest for the instant, and has it go on.
-fn stop(mut guest: Guest<'_>, snapshot: &Snapshot, more: Besides<'_, '_>) -> Result<Instant> {
+fn stop(
+    mut guest: Guest<'_>,
+    snapshot: &Snapshot,
+    more: InstantContext<'_, '_>,
+) -> Result<Instant> {
     let pipe = devices::pipe(guest.qmp)?;
     snapshot.protect_ahead()?;
     // Without the privilege the stop takes longer.
@@ -166,11 +170,11 @@ fn copy(
     blocks: &[Block],
     writer: &Writer,
     progress: Progress<'_>,
-) -> Result<Fates> {
+) -> Result<PageCounts> {
     let memories = memories(blocks)?;
     let data = memories.iter().map(|memory| memory.data().clone());
     let data = data.collect::<Vec<_>>();
-    let mut fates = Fates::default();
+    let mut fates = PageCounts::default();
     for memory in &memories {
         memory.mark_holes(writer);
         fates.pages += memory.pages();
@@ -211,9 +215,9 @@ fn copy(
 }
 
 /// Ends the thread that serves a snapshot.
-struct End<'a>(&'a Snapshot);
+struct ServiceGuard<'a>(&'a Snapshot);
 
-impl Drop for End<'_> {
+impl Drop for ServiceGuard<'_> {
     fn drop(&mut self) {
         self.0.end();
     }

@@ -14,9 +14,9 @@ use rustix::fs::{Timespec, Timestamps};
 use sys::launch::User;
 use sys::new_file::NewFile;
 
-use super::disk_words::Given;
+use super::disk_words::AssignedDisk;
 use super::disks::written_ns;
-use super::qcow2::{self, Backing};
+use super::qcow2::{self, BackingFile};
 use super::reaper::Reaper;
 use super::record::{QemuDisk, QemuDiskFile, QemuMachine};
 use super::user;
@@ -45,14 +45,14 @@ struct OwnDisk {
 
 /// The disks of one machine; dropped, those that were made for it are removed.
 #[derive(Debug, Default)]
-pub(crate) struct Own {
+pub(crate) struct MachineDisks {
     /// What it gets.
-    pub given: Vec<Given>,
+    pub given: Vec<AssignedDisk>,
     /// What was made for that.
     pub made: Vec<PathBuf>,
 }
 
-impl Drop for Own {
+impl Drop for MachineDisks {
     fn drop(&mut self) {
         for path in &self.made {
             let _ = fs::remove_file(path);
@@ -106,8 +106,8 @@ impl OwnDisks {
     ///
     /// # Errors
     /// [`Error::Unfit`] where there is such a disk already; [`Error::File`].
-    pub fn make(&self, name: &str, reaper: &Reaper) -> Result<Own> {
-        let mut own = Own::default();
+    pub fn make(&self, name: &str, reaper: &Reaper) -> Result<MachineDisks> {
+        let mut own = MachineDisks::default();
         for (disk, number) in self.all.iter().zip(1..) {
             if !disk.is_written {
                 own.given.push(disk.given(disk.base.clone(), &disk.format));
@@ -115,7 +115,7 @@ impl OwnDisks {
             }
             let path = self.folder.join(format!("{name}-{number}.qcow2"));
             let mut new = NewFile::create(&path, 0o600).map_err(taken(&path))?;
-            let backing = Backing {
+            let backing = BackingFile {
                 path: &disk.base,
                 format: &disk.format,
             };
@@ -132,8 +132,8 @@ impl OwnDisks {
 }
 
 impl OwnDisk {
-    fn given(&self, path: PathBuf, format: &str) -> Given {
-        Given {
+    fn given(&self, path: PathBuf, format: &str) -> AssignedDisk {
+        AssignedDisk {
             disk: self.name.clone(),
             path,
             format: format.to_owned(),
@@ -200,7 +200,7 @@ fn prepare(
     let made = &new.file;
     fill(reader, file, made, progress)?;
     if let Some((below, format)) = below {
-        let backing = Backing {
+        let backing = BackingFile {
             path: Path::new(&below),
             format,
         };

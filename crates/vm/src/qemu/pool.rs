@@ -15,11 +15,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::own_disks::{Own, OwnDisks};
+use super::own_disks::{MachineDisks, OwnDisks};
 use super::ram::Memory;
 use super::reaper::Reaper;
-use super::restore::{Batch, Numbered};
-use super::start::Started;
+use super::restore::{Batch, NumberedMachine};
+use super::start::QemuProcess;
 use super::template::{Keeper, Pooled};
 use crate::{Error, Result};
 
@@ -60,7 +60,11 @@ fn key(batch: &Batch<'_>) -> u64 {
 
 /// Takes at most `count` machines out of the pool, each with the reaper that ends it if this
 /// process does.
-pub(crate) fn take(keeper: &Keeper, batch: &Batch<'_>, count: u32) -> Vec<(Numbered, Reaper)> {
+pub(crate) fn take(
+    keeper: &Keeper,
+    batch: &Batch<'_>,
+    count: u32,
+) -> Vec<(NumberedMachine, Reaper)> {
     let key = key(batch);
     let mut taken = Vec::new();
     while taken.len() < count as usize {
@@ -79,7 +83,7 @@ pub(crate) fn take(keeper: &Keeper, batch: &Batch<'_>, count: u32) -> Vec<(Numbe
     taken
 }
 
-fn understood(pooled: Pooled) -> Option<(Numbered, Reaper)> {
+fn understood(pooled: Pooled) -> Option<(NumberedMachine, Reaper)> {
     let about = serde_json::from_slice::<About>(&pooled.about).ok()?;
     let [process, qmp, line] = <[OwnedFd; 3]>::try_from(pooled.rights).ok()?;
     let has_ended = PollFd::new(&process, PollFlags::IN);
@@ -90,10 +94,10 @@ fn understood(pooled: Pooled) -> Option<(Numbered, Reaper)> {
     }
     let pid = Pid::from_raw(about.pid)?;
     let places = (about.socket, about.log);
-    let mut disks = Own::default();
+    let mut disks = MachineDisks::default();
     disks.made = about.disks;
-    let started = Started::waiting((pid, process), qmp, places, disks, about.state);
-    let clone = Numbered {
+    let started = QemuProcess::waiting((pid, process), qmp, places, disks, about.state);
+    let clone = NumberedMachine {
         number: about.number,
         name: about.name,
         started,

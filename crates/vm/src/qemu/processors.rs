@@ -29,7 +29,7 @@ struct Word {
 }
 
 /// What QEMU was asked of its processors.
-pub(crate) struct Asked {
+pub(crate) struct ProcessorQuery {
     count: u64,
     kind: u64,
     features: u64,
@@ -39,9 +39,9 @@ pub(crate) struct Asked {
 ///
 /// # Errors
 /// Those of [`Qmp::ask`].
-pub(crate) fn ask(qmp: &mut Qmp, path: &str) -> Result<Asked> {
+pub(crate) fn ask(qmp: &mut Qmp, path: &str) -> Result<ProcessorQuery> {
     let property = |name: &str| json!({ "path": path, "property": name });
-    Ok(Asked {
+    Ok(ProcessorQuery {
         count: qmp.ask("query-cpus-fast", json!({}))?,
         kind: qmp.ask("qom-get", property("type"))?,
         features: qmp.ask("qom-get", property("feature-words"))?,
@@ -52,7 +52,7 @@ pub(crate) fn ask(qmp: &mut Qmp, path: &str) -> Result<Asked> {
 ///
 /// # Errors
 /// Those of [`Qmp::call`].
-pub(crate) fn told(qmp: &mut Qmp, path: &str, asked: &Asked) -> Result<QemuProcessors> {
+pub(crate) fn told(qmp: &mut Qmp, path: &str, asked: &ProcessorQuery) -> Result<QemuProcessors> {
     let all: Vec<Processor> = qmp.told("query-cpus-fast", asked.count)?;
     // Other architectures have none of these. What else fails is the first that is told.
     let kind = match qmp.told::<String>("qom-get", asked.kind) {

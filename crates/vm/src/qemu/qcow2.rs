@@ -32,7 +32,7 @@ const NAME_MAX_BYTES: usize = 1023;
 
 /// The file that an overlay is over.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Backing<'a> {
+pub(crate) struct BackingFile<'a> {
     pub path: &'a Path,
     /// `raw` or `qcow2`.
     pub format: &'a str,
@@ -46,7 +46,7 @@ pub(crate) struct Backing<'a> {
 pub(crate) fn write_overlay(
     file: &File,
     virtual_bytes: u64,
-    backing: Backing<'_>,
+    backing: BackingFile<'_>,
 ) -> io::Result<()> {
     // An entry of the first table stands for a cluster of 8-byte entries, each for a cluster.
     let entries = virtual_bytes.div_ceil(CLUSTER_BYTES * (CLUSTER_BYTES / 8));
@@ -95,7 +95,7 @@ pub(crate) fn write_overlay(
 ///
 /// # Errors
 /// As [`rename_backing`].
-pub(crate) fn set_backing(file: &File, backing: Backing<'_>) -> io::Result<()> {
+pub(crate) fn set_backing(file: &File, backing: BackingFile<'_>) -> io::Result<()> {
     let mut at = [0; 8];
     file.read_exact_at(&mut at, BACKING_AT)?;
     match u64::from_be_bytes(at) {
@@ -105,7 +105,7 @@ pub(crate) fn set_backing(file: &File, backing: Backing<'_>) -> io::Result<()> {
 }
 
 /// Puts the format and the name of the file below behind the extensions of the header.
-fn add_backing(file: &File, backing: Backing<'_>) -> io::Result<()> {
+fn add_backing(file: &File, backing: BackingFile<'_>) -> io::Result<()> {
     let (name, format) = (backing.path.as_os_str().as_bytes(), backing.format);
     let mut header = [0; CLUSTER_BYTES as usize];
     let read = read_start(file, &mut header)?;
@@ -180,10 +180,10 @@ fn rename_backing(file: &File, name: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn backing(path: &str) -> Backing<'_> {
+    fn backing(path: &str) -> BackingFile<'_> {
         let path = Path::new(path);
         let format = "raw";
-        Backing { path, format }
+        BackingFile { path, format }
     }
 
     #[test]

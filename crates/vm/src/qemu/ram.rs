@@ -9,7 +9,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use abi::{Addr, PAGE_BYTES};
 use image::{Reader, SpaceId};
-use pages::{Extent, Placed, Sink, sink};
+use pages::{Extent, Placement, Sink, sink};
 use rustix::fs::MemfdFlags;
 use sys::memfd::Mapped;
 use sys::process::Process;
@@ -130,14 +130,14 @@ pub(crate) fn fill(
 fn fill_file(
     reader: &Reader,
     (_, bytes, file): &File,
-    placed: &[Placed],
+    placed: &[Placement],
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<u64> {
     let failed = |source| Error::Kernel {
         doing: "cannot have the memory of a machine at hand",
         source,
     };
-    let fill = |placed: &[Placed], sink: &dyn Sink| {
+    let fill = |placed: &[Placement], sink: &dyn Sink| {
         let filled = pages::fill(reader, placed, sink, progress)?;
         Ok(filled.pages * PAGE_BYTES)
     };
@@ -147,7 +147,7 @@ fn fill_file(
     }
     // write(2) does not write to huge pages.
     let mapped = Mapped::new(file.as_fd(), *bytes as usize).map_err(failed)?;
-    let placed = placed.iter().map(|piece| Placed {
+    let placed = placed.iter().map(|piece| Placement {
         at: piece.at.plus(mapped.start()),
         ..*piece
     });

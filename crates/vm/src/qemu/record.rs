@@ -179,7 +179,7 @@ pub(crate) struct QemuDiskFile {
 
 /// All that an image says of a machine, checked.
 #[derive(Debug)]
-pub(crate) struct Saved {
+pub(crate) struct MachineState {
     pub machine: QemuMachine,
     pub state: Vec<u8>,
 }
@@ -207,7 +207,7 @@ pub(crate) fn state(bytes: Vec<u8>) -> Record {
     MonitorState { monitor, bytes }.record()
 }
 
-impl Saved {
+impl MachineState {
     /// What an image says.
     ///
     /// # Errors

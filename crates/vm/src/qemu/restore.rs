@@ -13,12 +13,12 @@ use rustix::fs::{Mode, OFlags};
 use store::Images;
 use sys::launch::User;
 
-use super::line::{Line, line};
-use super::own_disks::{Own, OwnDisks};
+use super::line::{CommandLine, line};
+use super::own_disks::{MachineDisks, OwnDisks};
 use super::ram::{self, Memory};
 use super::reaper::{Mount, Reaper};
-use super::record::{QemuMachine, Saved};
-use super::start::{self, Plan, Started};
+use super::record::{MachineState, QemuMachine};
+use super::start::{self, Plan, QemuProcess};
 use super::template::{self, Keeper};
 use super::{command, disk_words, lazy, pool, user};
 use crate::{Error, Result};
@@ -36,7 +36,7 @@ pub struct RestoreOptions {
     /// What they are called: `{n}` is the number of each, from 1 on.
     pub name: Option<String>,
     /// How they get their memory.
-    pub way: Way,
+    pub way: RestoreMode,
     /// Where keepers of templates listen.
     pub templates: PathBuf,
     /// Where their sockets and logs go: NAME.qmp and NAME.log.
@@ -74,12 +74,12 @@ pub trait Observer: Sync {
     ///
     /// # Errors
     /// Why a machine must not run; then none does.
-    fn moment(&self, moment: Moment, machine: &Restored) -> std::result::Result<(), String>;
+    fn moment(&self, moment: Moment, machine: &RestoredMachine) -> std::result::Result<(), String>;
 }
 
 /// How machines get their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum RestoreMode {
     /// Each has a copy, which is whole before it runs.
     Eager,
     /// Each has a copy, which comes while it runs.
@@ -91,7 +91,7 @@ pub enum Way {
 
 /// A machine that runs.
 #[derive(Clone, Debug)]
-pub struct Restored {
+pub struct RestoredMachine {
     /// The number among its like, from 1 on.
     pub number: u32,
     /// What it is called.
@@ -113,7 +113,7 @@ pub struct Restored {
 /// # Errors
 /// [`Error::Unfit`] where the machine cannot be had again. No machine is left of this call then,
 /// nor is one if this process is killed meanwhile.
-pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<Restored>> {
+pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<RestoredMachine>> {
     check(options)?;
     let store = options.images.open().map_err(image::Error::Place)?;
     let reader = Arc::new(Reader::open(&*store)?);
@@ -121,7 +121,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
         let id = reader.id();
         return Err(image::Error::Freed { id, by }.into());
     }
-    let Saved { machine, state } = Saved::of(&reader)?;
+    let MachineState { machine, state } = MachineState::of(&reader)?;
     let many = options.clones + options.pool > 1;
     let line = line(&options.command, &machine, many)?;
     let environment = start::environment(&options.environment)?;
@@ -172,7 +172,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     memories.keep(options, &reader, &machines);
     reaper.dismiss()?;
     reapers.iter().try_for_each(Reaper::dismiss)?;
-    let restored: Vec<_> = machines.into_iter().map(Numbered::leave).collect();
+    let restored: Vec<_> = machines.into_iter().map(NumberedMachine::leave).collect();
     log::info!("{} machines run: {restored:?}", restored.len());
     provide(options, &batch, &memories, reader.id())?;
     for one in &restored {
@@ -192,7 +192,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
 pub fn look(options: &RestoreOptions) -> Result<()> {
     check(options)?;
     let store = options.images.open().map_err(image::Error::Place)?;
-    let saved = Saved::of(&Reader::open(&*store)?)?;
+    let saved = MachineState::of(&Reader::open(&*store)?)?;
     user::of_restored(&saved.machine, options.command.is_empty()).map(drop)
 }
 
@@ -217,7 +217,7 @@ fn own_disks(
 
 /// What machines of one call are started with.
 pub(crate) struct Batch<'a> {
-    pub line: &'a Line,
+    pub line: &'a CommandLine,
     environment: &'a [CString],
     /// Whom they run as, where that is not this process's user.
     user: Option<&'a User>,
@@ -239,22 +239,22 @@ pub(crate) struct Batch<'a> {
 
 /// A machine with its number.
 #[derive(Debug)]
-pub(crate) struct Numbered {
+pub(crate) struct NumberedMachine {
     pub number: u32,
     pub name: String,
-    pub started: Started,
+    pub started: QemuProcess,
 }
 
 impl Batch<'_> {
     /// Starts QEMU for the machine with this number, without waiting for it.
     ///
     /// # Errors
-    /// Those of [`Started::new`].
-    pub fn start(&self, number: u32, memory: &Memory, reaper: &Reaper) -> Result<Numbered> {
+    /// Those of [`QemuProcess::new`].
+    pub fn start(&self, number: u32, memory: &Memory, reaper: &Reaper) -> Result<NumberedMachine> {
         let name = name_of(self.pattern, number);
         let state = reopened(self.state)?;
         let mut words = command::fill_in(&self.line.words, number, &name);
-        let mut own = Own::default();
+        let mut own = MachineDisks::default();
         if let Some(disks) = self.disks {
             own = disks.make(&name, reaper)?;
             let changed = match self.is_recorded {
@@ -276,8 +276,8 @@ impl Batch<'_> {
             private: self.private,
             patience: self.patience,
         };
-        let started = Started::new(&plan, own, &state, reaper)?;
-        Ok(Numbered {
+        let started = QemuProcess::new(&plan, own, &state, reaper)?;
+        Ok(NumberedMachine {
             number,
             name,
             started,
@@ -285,9 +285,9 @@ impl Batch<'_> {
     }
 }
 
-impl Numbered {
-    fn told(&self) -> Restored {
-        Restored {
+impl NumberedMachine {
+    fn told(&self) -> RestoredMachine {
+        RestoredMachine {
             number: self.number,
             name: self.name.clone(),
             pid: self.started.pid(),
@@ -297,7 +297,7 @@ impl Numbered {
         }
     }
 
-    fn leave(self) -> Restored {
+    fn leave(self) -> RestoredMachine {
         let told = self.told();
         self.started.leave();
         told
@@ -358,7 +358,7 @@ struct Memories {
 
 impl Memories {
     fn of(options: &RestoreOptions, reader: &Reader, machine: &QemuMachine) -> Result<Self> {
-        if matches!(options.way, Way::Eager | Way::Lazy) {
+        if matches!(options.way, RestoreMode::Eager | RestoreMode::Lazy) {
             let all = (0..options.clones).map(|_| ram::own(reader, machine));
             return Ok(Self {
                 all: all.collect::<Result<_>>()?,
@@ -391,7 +391,11 @@ impl Memories {
     }
 
     /// Machines that wait for this, and their reapers.
-    fn pooled(&self, options: &RestoreOptions, batch: &Batch<'_>) -> (Vec<Numbered>, Vec<Reaper>) {
+    fn pooled(
+        &self,
+        options: &RestoreOptions,
+        batch: &Batch<'_>,
+    ) -> (Vec<NumberedMachine>, Vec<Reaper>) {
         let keeper = self.keeper.as_ref().filter(|_| options.pool > 0);
         let taken = keeper.map(|keeper| pool::take(keeper, batch, options.clones));
         taken.into_iter().flatten().unzip()
@@ -407,12 +411,12 @@ impl Memories {
     /// Fills what is not filled yet.
     fn fill(
         &self,
-        way: Way,
+        way: RestoreMode,
         reader: &Reader,
         machine: &QemuMachine,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<()> {
-        if self.keeper.is_some() || way == Way::Lazy {
+        if self.keeper.is_some() || way == RestoreMode::Lazy {
             return Ok(());
         }
         ram::fill(reader, machine, &self.all, progress)?;
@@ -428,9 +432,9 @@ impl Memories {
         options: &RestoreOptions,
         reader: &Arc<Reader>,
         machine: &QemuMachine,
-        machines: &[Numbered],
+        machines: &[NumberedMachine],
     ) -> Result<()> {
-        if options.way != Way::Lazy {
+        if options.way != RestoreMode::Lazy {
             return Ok(());
         }
         reader.open_ancestors()?;
@@ -441,13 +445,13 @@ impl Memories {
     }
 
     /// Has a template kept for the next ones.
-    fn keep(&self, options: &RestoreOptions, reader: &Reader, machines: &[Numbered]) {
+    fn keep(&self, options: &RestoreOptions, reader: &Reader, machines: &[NumberedMachine]) {
         let processes = machines.iter().map(|one| one.started.process());
         let processes = processes.collect::<Vec<_>>();
         match (options.way, &self.keeper) {
-            (Way::Eager | Way::Lazy, _) => {}
-            (Way::Share(_), Some(keeper)) => keeper.count(&processes),
-            (Way::Share(time), None) => {
+            (RestoreMode::Eager | RestoreMode::Lazy, _) => {}
+            (RestoreMode::Share(_), Some(keeper)) => keeper.count(&processes),
+            (RestoreMode::Share(time), None) => {
                 let (folder, files) = (&options.templates, &self.all[0]);
                 let used = (&processes[..], options.clones);
                 let kept = template::keep(folder, reader.id(), files, used, time);
@@ -460,7 +464,7 @@ impl Memories {
 }
 
 fn set_running(
-    machines: &mut [Numbered],
+    machines: &mut [NumberedMachine],
     machine: &QemuMachine,
     observer: &dyn Observer,
 ) -> Result<()> {
@@ -546,7 +550,7 @@ mod tests {
             images: PathBuf::from("/nowhere").into(),
             clones,
             name: name.map(str::to_owned),
-            way: Way::Eager,
+            way: RestoreMode::Eager,
             templates: PathBuf::from("/nowhere"),
             sockets: PathBuf::from("/nowhere"),
             disks: None,

@@ -7,8 +7,8 @@ use image::Seal;
 
 use super::guest::Guest;
 use super::machine::Machine;
-use super::save::{Progress, SaveOptions, Saved, begin, knowing, memories};
-use super::track::Tracking;
+use super::save::{Progress, SaveOptions, SaveSummary, begin, knowing, memories};
+use super::track::TrackedMemory;
 use crate::Result;
 use crate::sparse::{self, Holes};
 
@@ -21,10 +21,10 @@ pub(crate) fn save(
     machine: &mut Machine,
     seal: Seal,
     progress: Progress<'_>,
-) -> Result<Saved> {
+) -> Result<SaveSummary> {
     let (writer, record) = begin(options, machine)?;
     let (id, pid) = (writer.id(), machine.pid);
-    let tracking = Tracking::start(pid, &machine.blocks)?;
+    let tracking = TrackedMemory::start(pid, &machine.blocks)?;
     let mut guest = Guest::guard(&mut machine.qmp, &machine.before, &options.images)?;
     tracking.begin()?;
     guest.stop()?;
@@ -35,5 +35,5 @@ pub(crate) fn save(
     writer.record(record.record());
     writer.seal(seal)?;
     tracking.end(id);
-    Ok(Saved::new((id, pid), fates, stopped))
+    Ok(SaveSummary::new((id, pid), fates, stopped))
 }

@@ -15,12 +15,12 @@ use super::disks::{self, Disks, Overlay};
 use super::guest::Guest;
 use super::machine::{Machine, unless_ended};
 use super::record::{self, QemuBlock, QemuMachine};
-use super::track::Tracking;
+use super::track::TrackedMemory;
 use super::watch::Watch;
 use super::watchdog::set;
 use super::{devices, live, round};
 use crate::place;
-use crate::sparse::{self, Fates, Holes, Memory};
+use crate::sparse::{self, Holes, Memory, PageCounts};
 use crate::{Error, Result};
 
 /// Which machine is to be saved, and where to.
@@ -62,7 +62,7 @@ pub enum SaveKind {
 
 /// What was saved.
 #[derive(Clone, Debug)]
-pub struct Saved {
+pub struct SaveSummary {
     /// The image.
     pub image: ImageId,
     /// QEMU's process.
@@ -85,8 +85,8 @@ pub struct Saved {
     pub overlays: Vec<Overlay>,
 }
 
-impl Saved {
-    pub(crate) fn new((image, pid): (ImageId, i32), fates: Fates, stopped: Duration) -> Self {
+impl SaveSummary {
+    pub(crate) fn new((image, pid): (ImageId, i32), fates: PageCounts, stopped: Duration) -> Self {
         Self {
             image,
             pid,
@@ -112,7 +112,7 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 /// # Errors
 /// [`Error::Unfit`] where the machine cannot be saved: nothing was changed then. After any other
 /// error the guest runs on, if it ran before, and an image that was there stays.
-pub fn save(options: &SaveOptions, facts: Facts, mut watch: Watch<'_>) -> Result<Saved> {
+pub fn save(options: &SaveOptions, facts: Facts, mut watch: Watch<'_>) -> Result<SaveSummary> {
     let watch = &mut watch;
     let mut machine = Machine::look(&options.socket, options.patience)?;
     if options.kind != SaveKind::Round {
@@ -165,11 +165,11 @@ pub(crate) fn whole(
     machine: &mut Machine,
     seal: Seal,
     watch: &mut Watch<'_>,
-) -> Result<Saved> {
+) -> Result<SaveSummary> {
     let (writer, mut record) = begin_with(options, machine, watch)?;
     let (id, pid) = (writer.id(), machine.pid);
     let mut disks = find_disks(options, machine)?;
-    let tracking = Tracking::find(pid, &machine.blocks)?;
+    let tracking = TrackedMemory::find(pid, &machine.blocks)?;
     let mut guest = Guest::guard(&mut machine.qmp, &machine.before, &options.images)?;
     set(guest.qmp, &machine.capabilities)?;
     let state = devices::pipe(guest.qmp)?;
@@ -213,11 +213,11 @@ pub(crate) fn whole(
         }
         (stopped, disk_bytes)
     };
-    Ok(Saved {
+    Ok(SaveSummary {
         state_bytes,
         disk_bytes,
         overlays: disks.map_or_else(Vec::new, |disks| disks.overlays),
-        ..Saved::new((id, pid), fates, stopped)
+        ..SaveSummary::new((id, pid), fates, stopped)
     })
 }
 
@@ -321,9 +321,9 @@ fn check_parent(reader: &Reader, blocks: &[Block], parents: &Images) -> Result<(
 fn copy_memory(
     blocks: &[Block],
     writer: &Writer,
-    tracking: Option<&Tracking>,
+    tracking: Option<&TrackedMemory>,
     progress: Progress<'_>,
-) -> Result<Fates> {
+) -> Result<PageCounts> {
     let mut memories = memories(blocks)?;
     if let Some(tracking) = tracking {
         let unwritten = tracking.take()?;
@@ -333,11 +333,11 @@ fn copy_memory(
 }
 
 /// Memories of which it is known what was written, if that is known since the very parent of the
-/// image. `unwritten` is what [`Tracking::take`] has told.
+/// image. `unwritten` is what [`TrackedMemory::take`] has told.
 pub(crate) fn knowing(
     memories: Vec<Memory>,
     writer: &Writer,
-    (tracking, unwritten): (&Tracking, Vec<Ranges<u64>>),
+    (tracking, unwritten): (&TrackedMemory, Vec<Ranges<u64>>),
 ) -> Vec<Memory> {
     let parent = writer.parent().map(|parent| parent.id());
     if parent.is_none() || tracking.image() != parent {

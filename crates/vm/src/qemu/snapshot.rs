@@ -67,7 +67,7 @@ type Place = (usize, u64);
 pub(crate) struct Snapshot {
     uffd: Uffd,
     regions: Vec<Region>,
-    book: Mutex<Book>,
+    book: Mutex<SnapshotState>,
     /// From here on the memory is that of the instant.
     is_set: AtomicBool,
     is_lost: AtomicBool,
@@ -77,7 +77,7 @@ pub(crate) struct Snapshot {
 
 /// What is known of the windows and blocks.
 #[derive(Debug, Default)]
-struct Book {
+struct SnapshotState {
     /// Blocks whose protection was lifted before the instant.
     lifted: BTreeSet<Place>,
     /// Windows that are not done, or none as long as that is not known.
@@ -178,7 +178,7 @@ impl Snapshot {
         }
         let mut book = self.book.lock();
         book.open = Some(windows.keys().copied().collect());
-        let Book {
+        let SnapshotState {
             open,
             saved,
             saved_bytes,
@@ -288,7 +288,7 @@ impl Snapshot {
     }
 
     /// Lets somebody write at an address, after what is there was saved if it must be.
-    fn let_go(&self, book: &mut Guard<'_, Book>, addr: Addr) {
+    fn let_go(&self, book: &mut Guard<'_, SnapshotState>, addr: Addr) {
         let Some(place) = self.place_of(addr) else {
             let _ = self.uffd.wake(Span::new(addr.page_start(), PAGE_BYTES));
             return;
@@ -398,8 +398,8 @@ impl Snapshot {
     }
 
     /// One region as a source of pages.
-    pub fn source(&self, region: usize) -> OfRegion<'_> {
-        OfRegion {
+    pub fn source(&self, region: usize) -> RegionSource<'_> {
+        RegionSource {
             snapshot: self,
             region,
         }
@@ -449,12 +449,12 @@ fn cut(range: &Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
 
 /// One region as it was at the instant; an extent's `at` is an offset into its file.
 #[derive(Debug)]
-pub(crate) struct OfRegion<'a> {
+pub(crate) struct RegionSource<'a> {
     snapshot: &'a Snapshot,
     region: usize,
 }
 
-impl Source for OfRegion<'_> {
+impl Source for RegionSource<'_> {
     fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> pages::Result<()> {
         let region = &self.snapshot.regions[self.region];
         region.object.read(extents, buffer)?;

@@ -18,7 +18,7 @@ use sys::launch::{self, Launched, Program, User};
 use sys::listener::{Failure, listen_at};
 
 use super::command::{self, Change, Memory};
-use super::own_disks::Own;
+use super::own_disks::MachineDisks;
 use super::processors;
 use super::qmp::{Qmp, Version};
 use super::reaper::Reaper;
@@ -60,7 +60,7 @@ pub(crate) struct Plan<'a> {
 
 /// A QEMU that was started; dropped, it is killed.
 #[derive(Debug)]
-pub(crate) struct Started {
+pub(crate) struct QemuProcess {
     launched: Option<Launched>,
     qmp: Qmp,
     /// Where its monitor listens.
@@ -68,19 +68,24 @@ pub(crate) struct Started {
     /// What it says.
     pub log: PathBuf,
     /// The disks that were made for it.
-    pub disks: Own,
+    pub disks: MachineDisks,
     /// Where it reads the state of its devices.
     state: i32,
     /// What it was asked and has not answered yet.
     asked: Vec<(&'static str, u64)>,
 }
 
-impl Started {
+impl QemuProcess {
     /// Starts QEMU, without waiting for it. `state`: a descriptor of its own of what it is to read.
     ///
     /// # Errors
     /// [`Error::Unfit`] for a command line that cannot be, [`Error::File`], [`Error::Kernel`].
-    pub fn new(plan: &Plan<'_>, disks: Own, state: &OwnedFd, reaper: &Reaper) -> Result<Self> {
+    pub fn new(
+        plan: &Plan<'_>,
+        disks: MachineDisks,
+        state: &OwnedFd,
+        reaper: &Reaper,
+    ) -> Result<Self> {
         let socket = plan.sockets.join(format!("{}.qmp", plan.name));
         let listener =
             listen_at(&socket, SocketType::STREAM, 8).map_err(|failure| match failure {
@@ -89,7 +94,7 @@ impl Started {
                 }
                 Failure::Call(doing, errno) => Error::file(doing, &socket)(errno),
             })?;
-        let listens = Listens { socket, listener };
+        let listens = MonitorSocket { socket, listener };
         listens.clear_with(reaper)?;
         Self::at(&listens, plan, disks, state, reaper).inspect_err(|_| {
             let _ = fs::remove_file(&listens.socket);
@@ -97,13 +102,13 @@ impl Started {
     }
 
     fn at(
-        listens: &Listens,
+        listens: &MonitorSocket,
         plan: &Plan<'_>,
-        disks: Own,
+        disks: MachineDisks,
         state: &OwnedFd,
         reaper: &Reaper,
     ) -> Result<Self> {
-        let Listens { socket, listener } = listens;
+        let MonitorSocket { socket, listener } = listens;
         let log = plan.sockets.join(format!("{}.log", plan.name));
         let said = new_log(&log)?;
         let mut qmp = Qmp::connect(socket)?;
@@ -251,7 +256,7 @@ impl Started {
         (pid, process): (Pid, OwnedFd),
         qmp: OwnedFd,
         (socket, log): (PathBuf, PathBuf),
-        disks: Own,
+        disks: MachineDisks,
         state: i32,
     ) -> Self {
         Self {
@@ -304,12 +309,12 @@ impl Started {
 }
 
 /// Where a monitor is to listen.
-struct Listens {
+struct MonitorSocket {
     socket: PathBuf,
     listener: OwnedFd,
 }
 
-impl Listens {
+impl MonitorSocket {
     /// Has the name of the socket removed if this process dies.
     fn clear_with(&self, reaper: &Reaper) -> Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -319,7 +324,7 @@ impl Listens {
     }
 }
 
-impl Drop for Started {
+impl Drop for QemuProcess {
     fn drop(&mut self) {
         if let Some(launched) = self.launched.take() {
             let _ = pidfd_send_signal(&launched.process, Signal::KILL);

@@ -24,7 +24,7 @@ const FEATURES: Features = Features::WP_ASYNC.union(Features::WP_HUGETLBFS_SHMEM
 
 /// The tracked memory of a machine.
 #[derive(Debug)]
-pub(crate) struct Tracking {
+pub(crate) struct TrackedMemory {
     tracker: Client,
     task: TrackedTask,
     /// The blocks, in their order.
@@ -33,7 +33,7 @@ pub(crate) struct Tracking {
     is_new: bool,
 }
 
-impl Tracking {
+impl TrackedMemory {
     /// Has the memory of QEMU, process `pid`, tracked from now on; a tracker is left behind where
     /// there is none. From a process that has one thread.
     ///
@@ -98,8 +98,8 @@ impl Tracking {
         self.tracker.image.filter(|_| !self.is_new)
     }
 
-    /// Protects everything where nothing is known, so that [`Tracking::take`] has little to do. The
-    /// guest may run. Until [`Tracking::end`] no image has what was written.
+    /// Protects everything where nothing is known, so that [`TrackedMemory::take`] has little to
+    /// do. The guest may run. Until [`TrackedMemory::end`] no image has what was written.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -139,7 +139,7 @@ impl Tracking {
         Ok(unwritten.collect())
     }
 
-    /// Notes that an image has all that was written before [`Tracking::take`].
+    /// Notes that an image has all that was written before [`TrackedMemory::take`].
     pub fn end(self, image: ImageId) {
         // Without a tracker the next round reads everything.
         if let Err(error) = self.tracker.end(image, DEFAULT_TRACK_TIME) {

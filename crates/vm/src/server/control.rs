@@ -24,14 +24,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::copying;
-use super::live::Live;
-use super::{Shared, lock};
+use super::live::LiveSession;
+use super::{SharedState, lock};
 use crate::Error;
 
 /// What every request has at hand.
 #[derive(Clone)]
 struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     registry: Arc<Registry>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn signals() -> io::Result<OwnedFd> {
 /// # Errors
 /// Those of making it.
 pub(crate) fn start(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedState>,
     signals: OwnedFd,
     control: Option<UnixListener>,
 ) -> io::Result<()> {
@@ -84,7 +84,7 @@ pub(crate) fn start(
 
 /// The first signal has the server drained, another one ends it at once; where sessions are kept,
 /// each has it leave them.
-fn hear(shared: &Shared, signals: &OwnedFd) {
+fn hear(shared: &SharedState, signals: &OwnedFd) {
     loop {
         let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
         // One signal at a time.
@@ -113,7 +113,7 @@ fn failure(status: StatusCode, what: impl std::fmt::Display) -> Response {
     (status, Json(json!({"error": what.to_string()}))).into_response()
 }
 
-fn find(server: &Server, number: u64) -> Option<Arc<Live>> {
+fn find(server: &Server, number: u64) -> Option<Arc<LiveSession>> {
     lock(&server.shared.sessions).get(&number).cloned()
 }
 
@@ -122,7 +122,7 @@ fn no_session(number: u64) -> Response {
     failure(StatusCode::NOT_FOUND, what)
 }
 
-fn describe(live: &Live) -> Value {
+fn describe(live: &LiveSession) -> Value {
     let progress = live.session.progress();
     let regions = live.session.regions().map(|region| {
         json!({

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 
 use serde_json::{Value, json};
-use serve::{Copied, Difference};
+use serve::{CopyProgress, Difference};
 
-use super::live::Live;
-use super::{Shared, lock};
+use super::live::LiveSession;
+use super::{SharedState, lock};
 use crate::{Error, Result};
 
 /// The last live difference of a session.
 #[derive(Debug, Default)]
-pub(crate) struct Copying {
+pub(crate) struct LiveCopy {
     last: Mutex<Option<Copy>>,
     /// Held while a difference that is not live is written.
     other: Mutex<()>,
@@ -25,7 +25,7 @@ pub(crate) struct Copying {
 #[derive(Debug)]
 struct Copy {
     directory: PathBuf,
-    copied: Arc<Copied>,
+    copied: Arc<CopyProgress>,
     state: State,
 }
 
@@ -40,7 +40,7 @@ enum State {
     Failed(String),
 }
 
-impl Copying {
+impl LiveCopy {
     /// Whether one is on its way.
     pub fn is_going_on(&self) -> bool {
         let last = lock(&self.last);
@@ -63,8 +63,8 @@ impl Copying {
     ///
     /// # Errors
     /// [`Error::Unfit`] where another live one is on its way.
-    fn enter(&self, directory: &Path) -> Result<Arc<Copied>> {
-        let copied = Arc::<Copied>::default();
+    fn enter(&self, directory: &Path) -> Result<Arc<CopyProgress>> {
+        let copied = Arc::<CopyProgress>::default();
         {
             let mut last = lock(&self.last);
             if let Some(copy) = last.as_ref().filter(|copy| copy.is_going_on()) {
@@ -149,10 +149,10 @@ pub(crate) fn describe(difference: &Difference) -> Value {
 /// on when this returns.
 ///
 /// # Errors
-/// Those of [`Live::diff`], and [`Error::Unfit`] where another one is on its way.
+/// Those of [`LiveSession::diff`], and [`Error::Unfit`] where another one is on its way.
 pub(crate) fn begin(
-    live: &Arc<Live>,
-    shared: &Arc<Shared>,
+    live: &Arc<LiveSession>,
+    shared: &Arc<SharedState>,
     dir: &Path,
     vmstate: Option<&Path>,
 ) -> Result<()> {
@@ -192,7 +192,7 @@ fn tell(waiter: &mut Waiter, outcome: Result<()>) {
 }
 
 /// Notes what became of a difference.
-fn finish(live: &Live, written: Result<Difference>, mut waiter: Waiter) {
+fn finish(live: &LiveSession, written: Result<Difference>, mut waiter: Waiter) {
     match written {
         Ok(difference) => {
             let stored = difference.stored_pages;

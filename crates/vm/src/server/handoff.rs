@@ -70,7 +70,7 @@ pub(crate) enum Refusal {
 
 /// What ends the waiting for hand-offs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stopping<'a> {
+pub(crate) struct StopCondition<'a> {
     /// Can be read then.
     pub told: BorrowedFd<'a>,
     /// Whether another server goes on from there, and nothing may change.
@@ -86,7 +86,7 @@ pub(crate) struct Stopping<'a> {
 /// Why it is refused.
 pub(crate) fn receive(
     from: &OwnedFd,
-    stopping: Stopping<'_>,
+    stopping: StopCondition<'_>,
     mut depends: impl FnMut(&[OwnedFd]),
 ) -> Result<Handoff, Refusal> {
     let mut bytes = Vec::new();
@@ -152,7 +152,7 @@ fn wrong(what: &str) -> Refusal {
 }
 
 /// Waits until something can be read; when `stopping` can be, ends what comes.
-fn wait(from: &OwnedFd, stopping: Stopping<'_>, stopped: &mut bool) -> Result<(), Refusal> {
+fn wait(from: &OwnedFd, stopping: StopCondition<'_>, stopped: &mut bool) -> Result<(), Refusal> {
     loop {
         if stopping.leaving.load(Relaxed) {
             return Err(Refusal::Left);

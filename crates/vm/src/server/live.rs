@@ -16,16 +16,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, pidfd_send_signal};
-use serve::{Copied, Difference, Ledger, Options, Session, Wanted};
+use serve::{CopyProgress, Difference, Ledger, Options, PageRange, Session};
 use store::Images;
 use sys::uffd::Uffd;
 
-use super::copying::Copying;
-use super::handoff::{self, Refusal, Stopping};
+use super::copying::LiveCopy;
+use super::handoff::{self, Refusal, StopCondition};
 use super::sharing;
 use super::watchdog::{self, Connected};
 use super::watching::Watched;
-use super::{OnError, Prefetch, Shared, lock};
+use super::{ErrorPolicy, Prefetch, SharedState, lock};
 use crate::place::{self, MEMORY};
 use crate::records::MonitorState;
 use crate::{Error, Result};
@@ -34,7 +34,7 @@ use crate::{Error, Result};
 const FETCHERS: usize = 2;
 
 /// A session and who it is with.
-pub(crate) struct Live {
+pub(crate) struct LiveSession {
     pub number: u64,
     /// The monitor's pid.
     pub pid: i32,
@@ -44,7 +44,7 @@ pub(crate) struct Live {
     /// The image that the next difference is over: that of the server, or the last difference.
     latest: Mutex<Images>,
     /// A difference that is written while the machine runs.
-    pub copying: Copying,
+    pub copying: LiveCopy,
     /// Ends the session when it is written to.
     stop: OwnedFd,
     /// Whether everything is to come in, and the session then to end.
@@ -53,14 +53,14 @@ pub(crate) struct Live {
     /// The host had no pages for all that was to come early.
     is_short: AtomicBool,
     /// What is brought in before anything else.
-    wanted: Vec<Wanted>,
+    wanted: Vec<PageRange>,
     aborted: AtomicBool,
     leaving: AtomicBool,
     /// Held by those who write differences.
     writing: RwLock<()>,
 }
 
-impl Live {
+impl LiveSession {
     /// Has the session left as it is, for another server.
     pub fn leave(&self) {
         self.leaving.store(true, Relaxed);
@@ -91,7 +91,7 @@ impl Live {
     /// Nothing is left in `dir` then, and the next difference has it all.
     pub fn diff(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedState>,
         dir: &Path,
         vmstate: Option<&Path>,
     ) -> Result<Difference> {
@@ -105,13 +105,13 @@ impl Live {
     /// is written. No other difference is.
     ///
     /// # Errors
-    /// As [`Live::diff`].
+    /// As [`LiveSession::diff`].
     pub fn diff_live(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedState>,
         dir: &Path,
         state: Option<Vec<u8>>,
-        copied: &Arc<Copied>,
+        copied: &Arc<CopyProgress>,
         may_run: impl FnOnce(),
     ) -> Result<Difference> {
         self.write(shared, dir, state, |writer| {
@@ -124,7 +124,7 @@ impl Live {
     /// Writes a difference, whose pages `write` stores, with the state that goes with it.
     fn write(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedState>,
         dir: &Path,
         state: Option<Vec<u8>>,
         write: impl FnOnce(&Writer) -> serve::Result<Difference>,
@@ -183,14 +183,14 @@ impl Live {
 }
 
 /// A monitor that has connected, counted until it is done.
-struct Attended {
-    shared: Arc<Shared>,
+struct MonitorGuard {
+    shared: Arc<SharedState>,
     number: u64,
     /// Whether it is left to another server.
     left: AtomicBool,
 }
 
-impl Drop for Attended {
+impl Drop for MonitorGuard {
     fn drop(&mut self) {
         if !self.left.load(Relaxed) {
             self.shared.watchdog.forget(self.number);
@@ -202,14 +202,14 @@ impl Drop for Attended {
 
 /// A monitor that is to be served.
 #[derive(Debug)]
-pub(crate) enum Arrived {
+pub(crate) enum Arrival {
     /// It has just connected.
     New(Connected),
     /// Another server had it.
     Kept(Watched),
 }
 
-impl Arrived {
+impl Arrival {
     const fn connected(&self) -> &Connected {
         match self {
             Self::New(connected) => connected,
@@ -219,10 +219,10 @@ impl Arrived {
 }
 
 /// Takes a monitor on, in a thread of its own, which drops `begun` when its session is there.
-pub(crate) fn attend(shared: &Arc<Shared>, arrived: Arrived, begun: Sender<()>) {
+pub(crate) fn attend(shared: &Arc<SharedState>, arrived: Arrival, begun: Sender<()>) {
     let number = arrived.connected().number;
     shared.attended.fetch_add(1, Relaxed);
-    let attended = Attended {
+    let attended = MonitorGuard {
         shared: shared.clone(),
         number,
         left: AtomicBool::new(false),
@@ -240,7 +240,7 @@ pub(crate) fn attend(shared: &Arc<Shared>, arrived: Arrived, begun: Sender<()>) 
 }
 
 /// Serves a monitor until it ends, or the session does.
-fn session(attended: &Attended, arrived: &Arrived, is_there: Sender<()>) {
+fn session(attended: &MonitorGuard, arrived: &Arrival, is_there: Sender<()>) {
     let (shared, number) = (&attended.shared, attended.number);
     let connected = arrived.connected();
     let pid = match rustix::net::sockopt::socket_peercred(&connected.connection) {
@@ -259,15 +259,15 @@ fn session(attended: &Attended, arrived: &Arrived, is_there: Sender<()>) {
     };
     let begun = match begun {
         Ok(begun) => Arc::new(begun),
-        Err(Begin::Left) => return attended.left.store(true, Relaxed),
-        Err(Begin::Refused(refusal)) => {
+        Err(BeginError::Left) => return attended.left.store(true, Relaxed),
+        Err(BeginError::Refused(refusal)) => {
             return log::warn!("session {number}: pid {pid} is refused: {refusal}");
         }
-        Err(Begin::Failed(serve::Error::Gone { .. })) => {
+        Err(BeginError::Failed(serve::Error::Gone { .. })) => {
             return log::info!("session {number}: pid {pid} has ended");
         }
         // It may have been changed half: whoever waits in it would wait for ever.
-        Err(Begin::Failed(error)) => {
+        Err(BeginError::Failed(error)) => {
             log::error!(
                 "session {number}: pid {pid} is killed: {}",
                 sys::causes::line(&error)
@@ -281,7 +281,12 @@ fn session(attended: &Attended, arrived: &Arrived, is_there: Sender<()>) {
 }
 
 /// Serves a monitor whose session has begun.
-fn serve_to_its_end(attended: &Attended, begun: &Arc<Live>, stopped: &OwnedFd, monitor: &OwnedFd) {
+fn serve_to_its_end(
+    attended: &MonitorGuard,
+    begun: &Arc<LiveSession>,
+    stopped: &OwnedFd,
+    monitor: &OwnedFd,
+) {
     let (shared, number, pid) = (&attended.shared, attended.number, begun.pid);
     shared.metrics.sessions.inc();
     log::info!("session {number}: pid {pid}, {}", begun.session.ability());
@@ -298,8 +303,8 @@ fn serve_to_its_end(attended: &Attended, begun: &Arc<Live>, stopped: &OwnedFd, m
         serve_all(scope, begun, stopped, monitor)
     });
     match ended {
-        Ok(Ended::Over) => log::info!("session {number}: it is over"),
-        Ok(Ended::Left) => {
+        Ok(SessionEnd::Over) => log::info!("session {number}: it is over"),
+        Ok(SessionEnd::Left) => {
             attended.left.store(true, Relaxed);
             log::info!("session {number}: it is left to another server");
         }
@@ -325,13 +330,13 @@ fn serve_to_its_end(attended: &Attended, begun: &Arc<Live>, stopped: &OwnedFd, m
 }
 
 /// Why a session did not begin.
-enum Begin {
+enum BeginError {
     Refused(String),
     Failed(serve::Error),
     Left,
 }
 
-impl From<serve::Error> for Begin {
+impl From<serve::Error> for BeginError {
     fn from(error: serve::Error) -> Self {
         match error {
             // Nothing was changed.
@@ -341,15 +346,21 @@ impl From<serve::Error> for Begin {
     }
 }
 
-fn begin(shared: &Arc<Shared>, arrived: &Arrived, pid: i32) -> std::result::Result<Session, Begin> {
+fn begin(
+    shared: &Arc<SharedState>,
+    arrived: &Arrival,
+    pid: i32,
+) -> std::result::Result<Session, BeginError> {
     let session = match arrived {
-        Arrived::New(connected) => receive(shared, connected, pid)?,
-        Arrived::Kept(watched) => match &watched.state {
+        Arrival::New(connected) => receive(shared, connected, pid)?,
+        Arrival::Kept(watched) => match &watched.state {
             // It is in the middle of everything: nothing of it may just be let go.
-            Some([ledger, uffd]) => go_on(shared, watched, ledger, uffd).map_err(Begin::Failed)?,
+            Some([ledger, uffd]) => {
+                go_on(shared, watched, ledger, uffd).map_err(BeginError::Failed)?
+            }
             None if watched.depends => {
                 let what = "its server was killed when a part of its hand-off had come";
-                return Err(Begin::Failed(serve::Error::Unable(what.to_owned())));
+                return Err(BeginError::Failed(serve::Error::Unable(what.to_owned())));
             }
             None => receive(shared, &watched.connected, pid)?,
         },
@@ -362,29 +373,29 @@ fn begin(shared: &Arc<Shared>, arrived: &Arrived, pid: i32) -> std::result::Resu
 
 /// Begins a session with who hands its memory over.
 fn receive(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedState>,
     connected: &Connected,
     pid: i32,
-) -> std::result::Result<Session, Begin> {
+) -> std::result::Result<Session, BeginError> {
     let number = connected.number;
     if let Some(share) = &shared.share {
         sharing::offer(share, shared.pages, &connected.connection);
     }
     // From what is sent on the machine depends on us.
     let depends = |held: &[OwnedFd]| shared.watchdog.depends(number, held);
-    let stopping = Stopping {
+    let stopping = StopCondition {
         told: shared.stopping.0.as_fd(),
         leaving: &shared.leaving,
     };
     let handoff = handoff::receive(&connected.connection, stopping, depends);
     let handoff = handoff.map_err(|refusal| match refusal {
-        Refusal::Left => Begin::Left,
-        refusal => Begin::Refused(refusal.to_string()),
+        Refusal::Left => BeginError::Left,
+        refusal => BeginError::Refused(refusal.to_string()),
     })?;
     let regions = handoff::regions(&handoff.mappings, MEMORY, shared.pages);
-    let regions = regions.map_err(Begin::Refused)?;
+    let regions = regions.map_err(BeginError::Refused)?;
     let share = match &shared.share {
-        Some(share) if sharing::is_shared(share, pid, &regions).map_err(Begin::Refused)? => {
+        Some(share) if sharing::is_shared(share, pid, &regions).map_err(BeginError::Refused)? => {
             Some(share.clone())
         }
         _ => None,
@@ -407,7 +418,7 @@ fn receive(
 
 /// Goes on with a session of another server.
 fn go_on(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedState>,
     watched: &Watched,
     ledger: &OwnedFd,
     uffd: &OwnedFd,
@@ -421,36 +432,36 @@ fn go_on(
     Session::take_over(uffd, ledger, image, options(shared), metrics)
 }
 
-fn options(shared: &Shared) -> Options {
+fn options(shared: &SharedState) -> Options {
     Options {
         unregister: shared.options.unregister,
-        poison: shared.options.on_error == OnError::Poison,
+        poison: shared.options.on_error == ErrorPolicy::Poison,
         everything: shared.options.prefetch == Prefetch::All,
     }
 }
 
 /// A session that is to be served.
 fn live(
-    shared: &Shared,
+    shared: &SharedState,
     connected: &Connected,
     session: Session,
     stop: OwnedFd,
-) -> std::result::Result<Live, Begin> {
+) -> std::result::Result<LiveSession, BeginError> {
     let monitor = connected.monitor.try_clone();
     let latest = session.ledger().noted();
-    Ok(Live {
+    Ok(LiveSession {
         number: connected.number,
         pid: session.ledger().pid(),
         session,
         monitor: monitor.map_err(|error| {
             let what = format!("its monitor cannot be watched: {error}");
-            Begin::Failed(serve::Error::Unable(what))
+            BeginError::Failed(serve::Error::Unable(what))
         })?,
         latest: Mutex::new(match latest.is_empty() {
             true => shared.options.images.clone(),
             false => Images::from(PathBuf::from(OsString::from_vec(latest))),
         }),
-        copying: Copying::default(),
+        copying: LiveCopy::default(),
         writing: RwLock::new(()),
         stop,
         draining: AtomicBool::new(false),
@@ -467,7 +478,7 @@ fn live(
 
 /// How a session ends that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum SessionEnd {
     /// The machine needs nobody any more.
     Over,
     /// Another server is to go on with it.
@@ -476,7 +487,7 @@ enum Ended {
 
 /// What a thread has brought in that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fetched {
+enum FetchStage {
     /// What other machines wanted.
     Wanted,
     /// Everything.
@@ -489,12 +500,12 @@ const TOLD_TO_END: &str = "the server was told to end at once";
 /// Answers faults until the monitor ends, or all is in and the session is to end.
 fn serve_all<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
-    live: &'scope Arc<Live>,
+    live: &'scope Arc<LiveSession>,
     stopped: &OwnedFd,
     monitor: &OwnedFd,
-) -> serve::Result<Ended> {
+) -> serve::Result<SessionEnd> {
     // Told by the fetchers: how it ended. The sender is kept, so that it is never hung up.
-    let (sender, fetched) = std::sync::mpsc::channel::<(Fetched, serve::Result<()>)>();
+    let (sender, fetched) = std::sync::mpsc::channel::<(FetchStage, serve::Result<()>)>();
     let ended = Arc::new(AtomicBool::new(false));
     let (mut fetchers, mut finished) = (0, 0);
     let first = Arc::new(AtomicUsize::new(0));
@@ -504,7 +515,7 @@ fn serve_all<'scope>(
         scope.spawn(move || {
             let stopped = || ended.load(Relaxed);
             let done = live.session.fetch_wanted(&live.wanted, &first, &stopped);
-            let _ = sender.send((Fetched::Wanted, done));
+            let _ = sender.send((FetchStage::Wanted, done));
             live.ring();
         });
     }
@@ -514,7 +525,7 @@ fn serve_all<'scope>(
                 let (sender, ended, live) = (sender.clone(), ended.clone(), live.clone());
                 scope.spawn(move || {
                     let done = live.session.fetch(&|| ended.load(Relaxed));
-                    let _ = sender.send((Fetched::All, done));
+                    let _ = sender.send((FetchStage::All, done));
                     live.ring();
                 });
             }
@@ -527,7 +538,7 @@ fn serve_all<'scope>(
         }
         let _ = rustix::io::read(stopped, &mut [0; 64]);
         let outcomes = fetched.try_iter().collect::<Vec<_>>();
-        let all = outcomes.iter().filter(|(what, _)| *what == Fetched::All);
+        let all = outcomes.iter().filter(|(what, _)| *what == FetchStage::All);
         finished += all.count();
         let failed = outcomes.into_iter().filter_map(|(_, done)| done.err());
         if let Some(error) = { failed }.find_map(|error| live.bears(error)) {
@@ -547,11 +558,11 @@ fn serve_all<'scope>(
             continue;
         }
         if live.leaving.load(Relaxed) {
-            break Ok(Ended::Left);
+            break Ok(SessionEnd::Left);
         }
         let is_in = finished >= FETCHERS && live.draining.load(Relaxed);
         if is_in && !live.session.is_sharing() {
-            break live.session.end().map(|()| Ended::Over);
+            break live.session.end().map(|()| SessionEnd::Over);
         }
     };
     ended.store(true, Relaxed);

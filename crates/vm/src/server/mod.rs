@@ -37,11 +37,11 @@ use sys::listener::{self, Failure};
 
 use crate::records::Records;
 use crate::server::keep::{Keeping, Left};
-use crate::server::live::{Arrived, Live};
+use crate::server::live::{Arrival, LiveSession};
 pub use crate::server::otlp::Otlp;
 use crate::server::watchdog::{Told, Watchdog};
 use crate::server::watching::{Begin, Watched};
-use crate::server::working_set::Kept;
+use crate::server::working_set::ServedWorkingSet;
 use crate::{Error, Result, place};
 
 /// Chunks of the image that are kept for all sessions.
@@ -61,7 +61,7 @@ pub enum Prefetch {
 
 /// What becomes of a machine whose page cannot be brought in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnError {
+pub enum ErrorPolicy {
     /// Its monitor is killed.
     #[default]
     Kill,
@@ -71,7 +71,7 @@ pub enum OnError {
 
 /// What becomes of machines when the server ends that did not drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnExit {
+pub enum ExitPolicy {
     /// Their monitors are killed.
     #[default]
     Kill,
@@ -95,11 +95,11 @@ pub struct ServeOptions {
     /// Whether pages that are empty or given up are left to the kernel.
     pub unregister: bool,
     /// What becomes of a machine whose page cannot be brought in.
-    pub on_error: OnError,
+    pub on_error: ErrorPolicy,
     /// How pages of differences are compressed.
     pub compress: Option<Compression>,
     /// What becomes of machines when the server ends.
-    pub on_exit: OnExit,
+    pub on_exit: ExitPolicy,
     /// Whether monitors are offered pages that they may share.
     pub share: bool,
     /// Where another server's machines are kept, which are to be this one's.
@@ -111,11 +111,11 @@ pub struct ServeOptions {
 }
 
 /// What all threads of a server have in common.
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     options: ServeOptions,
     image: Arc<Reader>,
     pages: u64,
-    sessions: Mutex<BTreeMap<u64, Arc<Live>>>,
+    sessions: Mutex<BTreeMap<u64, Arc<LiveSession>>>,
     /// How many monitors have connected and are not done.
     attended: AtomicU64,
     /// No more monitors are taken on, and the server ends with the last session.
@@ -130,7 +130,7 @@ pub(crate) struct Shared {
     /// The pages that machines have in common, where they may.
     share: Option<Arc<Share>>,
     watchdog: Watchdog,
-    working_set: Kept,
+    working_set: ServedWorkingSet,
     facts: fn() -> image::Facts,
 }
 
@@ -139,10 +139,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl SharedState {
     /// Whether sessions are left to another server when this one ends.
     pub(crate) fn keeps(&self) -> bool {
-        self.options.on_exit != OnExit::Kill
+        self.options.on_exit != ExitPolicy::Kill
     }
 
     /// Leaves all sessions as they are, for another server: no difference is begun any more, and
@@ -213,12 +213,12 @@ pub fn serve(
     let image = Arc::into_inner(image.reader).expect("nobody else has it yet");
     let image = Arc::new(image.with_cache(Arc::new(Cache::new(CACHE_BYTES))));
     image.open_ancestors()?;
-    let working_set = Kept::new(Records::of(&image, pages)?.wanted);
+    let working_set = ServedWorkingSet::new(Records::of(&image, pages)?.wanted);
     if options.prefetch == Prefetch::Trace && working_set.wanted().is_empty() {
         log::warn!("the image has no working set: nothing is brought in early");
     }
     let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
-    if options.share && (options.on_exit != OnExit::Kill || options.take_over.is_some()) {
+    if options.share && (options.on_exit != ExitPolicy::Kill || options.take_over.is_some()) {
         let what = "machines that share pages cannot be left to another server";
         return Err(Error::Unfit(what.to_owned()));
     }
@@ -234,7 +234,7 @@ pub fn serve(
         made.map_err(|errno| kernel("cannot make a pipe")(errno.into()))
     };
     let (heard, bell) = pipe()?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedState {
         options,
         image,
         pages,
@@ -291,8 +291,8 @@ fn places(options: &ServeOptions, image: &Reader) -> Result<(Begin, Option<UnixL
         None => listen(&options.socket)?.into(),
     };
     let keeping = match options.on_exit {
-        OnExit::Kill => None,
-        OnExit::Keep(patience) => Some(Keeping {
+        ExitPolicy::Kill => None,
+        ExitPolicy::Keep(patience) => Some(Keeping {
             rendezvous: match place {
                 Some(place) => place,
                 None => keep::listen(&rendezvous)?,
@@ -314,7 +314,7 @@ fn places(options: &ServeOptions, image: &Reader) -> Result<(Begin, Option<UnixL
 
 /// Goes on with the sessions of another server; how many there are. Those that it had begun are
 /// there then.
-fn go_on(shared: &Arc<Shared>, watched: Vec<Watched>) -> u64 {
+fn go_on(shared: &Arc<SharedState>, watched: Vec<Watched>) -> u64 {
     let count = watched.len() as u64;
     let (begun, all_begun) = channel();
     for one in watched {
@@ -323,7 +323,7 @@ fn go_on(shared: &Arc<Shared>, watched: Vec<Watched>) -> u64 {
             // It may never hand anything over.
             false => channel().0,
         };
-        live::attend(shared, Arrived::Kept(one), sender);
+        live::attend(shared, Arrival::Kept(one), sender);
     }
     drop(begun);
     let _ = all_begun.recv();
@@ -343,7 +343,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     one.map(place) == other.map(place)
 }
 
-impl Shared {
+impl SharedState {
     /// Removes the sockets at which nobody is met any more.
     fn forget_places(&self) {
         let options = &self.options;
@@ -369,7 +369,7 @@ fn raise_open_files() {
 }
 
 /// Takes monitors on until the server is drained, or leaves; how many there were.
-fn attend_all(shared: &Arc<Shared>, heard: &OwnedFd) -> Result<u64> {
+fn attend_all(shared: &Arc<SharedState>, heard: &OwnedFd) -> Result<u64> {
     let (mut served, mut last, mut deaf) = (0, false, false);
     loop {
         // Who connects then is the next server's.
@@ -402,7 +402,7 @@ fn attend_all(shared: &Arc<Shared>, heard: &OwnedFd) -> Result<u64> {
         match shared.watchdog.next() {
             Told::Connected(connected) => {
                 served += 1;
-                live::attend(shared, Arrived::New(connected), channel().0);
+                live::attend(shared, Arrival::New(connected), channel().0);
             }
             Told::Leave => {
                 let own = shared.clone();

@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpStream;
 
-use super::Shared;
+use super::SharedState;
 use super::otlp_message::{Origin, message};
 use crate::{Error, Result};
 
@@ -99,7 +99,7 @@ impl Otlp {
 ///
 /// # Errors
 /// [`Error::Kernel`].
-pub(crate) fn start(shared: &Arc<Shared>, otlp: Otlp) -> Result<Exporter> {
+pub(crate) fn start(shared: &Arc<SharedState>, otlp: Otlp) -> Result<Exporter> {
     let socket = std::path::absolute(&shared.options.socket);
     let socket = socket.unwrap_or_else(|_| shared.options.socket.clone());
     let host = rustix::system::uname();

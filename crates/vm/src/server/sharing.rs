@@ -24,7 +24,7 @@ pub(crate) fn offer(share: &Share, pages: u64, connection: &OwnedFd) {
 
 /// A mapping of a process.
 #[derive(Debug, PartialEq, Eq)]
-struct Mapped {
+struct ProcessMapping {
     span: Span,
     own: bool,
     offset: u64,
@@ -50,8 +50,12 @@ pub(crate) fn is_shared(share: &Share, pid: i32, regions: &[Region]) -> Result<b
     check(&maps, file, regions)
 }
 
-fn check(maps: &[Mapped], file: ((u64, u64), u64), regions: &[Region]) -> Result<bool, String> {
-    let is_file = |mapped: &&Mapped| (mapped.device, mapped.inode) == file;
+fn check(
+    maps: &[ProcessMapping],
+    file: ((u64, u64), u64),
+    regions: &[Region],
+) -> Result<bool, String> {
+    let is_file = |mapped: &&ProcessMapping| (mapped.device, mapped.inode) == file;
     let meets = |span: Span| {
         maps.iter()
             .filter(move |mapped| !mapped.span.intersect(span).is_empty())
@@ -85,14 +89,14 @@ fn check(maps: &[Mapped], file: ((u64, u64), u64), regions: &[Region]) -> Result
 }
 
 /// Understands a line of /proc/PID/maps.
-fn parse(line: &str) -> Option<Mapped> {
+fn parse(line: &str) -> Option<ProcessMapping> {
     let mut words = line.split_ascii_whitespace();
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let (start, end) = words.next()?.split_once('-')?;
     let own = words.next()?.ends_with('p');
     let offset = hex(words.next()?)?;
     let (major, minor) = words.next()?.split_once(':')?;
-    Some(Mapped {
+    Some(ProcessMapping {
         span: Span {
             start: Addr(hex(start)?),
             end: Addr(hex(end)?),

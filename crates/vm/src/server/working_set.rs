@@ -3,15 +3,15 @@
 use std::sync::Mutex;
 
 use image::Record;
-use serve::Wanted;
+use serve::PageRange;
 
-use super::{Shared, lock};
+use super::{SharedState, lock};
 use crate::Result;
 use crate::records::{WorkingSet, tag};
 
 /// The working set of an image that is served.
 #[derive(Debug)]
-pub(crate) struct Kept(Mutex<State>);
+pub(crate) struct ServedWorkingSet(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -23,9 +23,9 @@ struct State {
 }
 
 /// Keeps this server from changing the image's manifest: that is done when the last one goes.
-pub(crate) struct Held<'a>(&'a Shared);
+pub(crate) struct ManifestHold<'a>(&'a SharedState);
 
-impl Drop for Held<'_> {
+impl Drop for ManifestHold<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.working_set.0);
         state.held -= 1;
@@ -35,7 +35,7 @@ impl Drop for Held<'_> {
     }
 }
 
-impl Kept {
+impl ServedWorkingSet {
     /// What the image has of it.
     pub fn new(set: Option<WorkingSet>) -> Self {
         Self(Mutex::new(State {
@@ -45,18 +45,18 @@ impl Kept {
     }
 
     /// What machines wanted, in order.
-    pub fn wanted(&self) -> Vec<Wanted> {
+    pub fn wanted(&self) -> Vec<PageRange> {
         lock(&self.0).set.wanted()
     }
 
     /// Keeps the image's manifest as it is for a while; `shared` is the server that this is of.
-    pub fn hold<'a>(&self, shared: &'a Shared) -> Held<'a> {
+    pub fn hold<'a>(&self, shared: &'a SharedState) -> ManifestHold<'a> {
         lock(&self.0).held += 1;
-        Held(shared)
+        ManifestHold(shared)
     }
 
     /// Adds what another machine wanted, and puts it into the image.
-    pub fn add(&self, shared: &Shared, wanted: &[Wanted]) {
+    pub fn add(&self, shared: &SharedState, wanted: &[PageRange]) {
         let mut state = lock(&self.0);
         if !state.set.merge(wanted) {
             return;
@@ -68,14 +68,14 @@ impl Kept {
     }
 }
 
-fn keep(shared: &Shared, set: &WorkingSet) {
+fn keep(shared: &SharedState, set: &WorkingSet) {
     match store(shared, set) {
         Ok(()) => log::info!("{} ranges are wanted", set.pages.len()),
         Err(error) => log::warn!("what is wanted is not kept: {}", sys::causes::line(&error)),
     }
 }
 
-fn store(shared: &Shared, set: &WorkingSet) -> Result<()> {
+fn store(shared: &SharedState, set: &WorkingSet) -> Result<()> {
     let store = shared.options.images.open().map_err(image::Error::Place)?;
     image::amend(
         &*store,

@@ -42,7 +42,7 @@ pub struct Attribute {
 
 /// One as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredAttribute {
     /// What its name begins with, by number.
     pub index: u8,
     /// The rest of its name.
@@ -55,7 +55,7 @@ pub struct Stored {
 ///
 /// # Errors
 /// Why it cannot be one.
-pub fn seen(stored: Stored) -> Result<Attribute, &'static str> {
+pub fn seen(stored: StoredAttribute) -> Result<Attribute, &'static str> {
     let prefix = PREFIXES.iter().find(|prefix| prefix.0 == stored.index);
     let (index, prefix) = *prefix.ok_or("the beginning of its name is not known")?;
     let mut name = prefix.as_bytes().to_vec();
@@ -85,7 +85,7 @@ impl<S: ReadAt> FileSystem<S> {
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`].
-    pub(crate) fn stored_attributes(&self, inode: &Inode) -> Result<Vec<Stored>> {
+    pub(crate) fn stored_attributes(&self, inode: &Inode) -> Result<Vec<StoredAttribute>> {
         let mut all = self.stored(inode, |_| true)?;
         all.retain(|one| one.index != ENCRYPTION && (one.index, &*one.name) != INLINE);
         Ok(all)
@@ -111,7 +111,11 @@ impl<S: ReadAt> FileSystem<S> {
     }
 
     /// Those that are wanted, by number and name.
-    fn stored(&self, inode: &Inode, want: impl Fn((u8, &[u8])) -> bool) -> Result<Vec<Stored>> {
+    fn stored(
+        &self,
+        inode: &Inode,
+        want: impl Fn((u8, &[u8])) -> bool,
+    ) -> Result<Vec<StoredAttribute>> {
         let mut all = Vec::new();
         let own = inode.attribute_bytes();
         if own.len() >= 4 && u32_at(own, 0) == MAGIC {
@@ -164,7 +168,7 @@ impl<S: ReadAt> FileSystem<S> {
         bytes: &[u8],
         first: usize,
         want: &impl Fn((u8, &[u8])) -> bool,
-        all: &mut Vec<Stored>,
+        all: &mut Vec<StoredAttribute>,
     ) -> Result<()> {
         let bad = |what: String| {
             Error::damaged(block, format!("inode {}, attribute", inode.number), what)
@@ -193,7 +197,7 @@ impl<S: ReadAt> FileSystem<S> {
                     .ok_or_else(|| bad(format!("a value of {len} bytes at {place}")))?
                     .to_vec()
             };
-            all.push(Stored {
+            all.push(StoredAttribute {
                 index: entry[1],
                 name: name.to_vec(),
                 value,

@@ -21,7 +21,7 @@ const DIRECT: usize = 12;
 
 /// Consecutive blocks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapped {
+pub struct FileExtent {
     /// The first, counted from the beginning of the file.
     pub logical: u64,
     /// Where that is on the device.
@@ -32,7 +32,7 @@ pub struct Mapped {
     pub is_unwritten: bool,
 }
 
-impl Mapped {
+impl FileExtent {
     /// The blocks of the device.
     pub fn range(&self) -> Range<u64> {
         self.physical..self.physical + self.blocks
@@ -41,22 +41,22 @@ impl Mapped {
 
 /// What of a file is met when its blocks are walked.
 #[derive(Clone, Copy, Debug)]
-pub enum Met {
+pub enum BlockItem {
     /// Blocks of the file, in ascending order.
-    Blocks(Mapped),
+    Blocks(FileExtent),
     /// A block of the tree or the map.
     Tree(u64),
 }
 
 /// Takes what is met.
-pub type Each<'a> = &'a mut dyn FnMut(Met) -> Result<()>;
+pub type BlockVisitor<'a> = &'a mut dyn FnMut(BlockItem) -> Result<()>;
 
 /// One walk.
 struct Walk<'a, S> {
     fs: &'a FileSystem<S>,
     inode: &'a Inode,
     seed: u32,
-    each: Each<'a>,
+    each: BlockVisitor<'a>,
     /// How many more blocks it may meet: a file has no more than the file system.
     left: u64,
 }
@@ -66,7 +66,7 @@ impl<S: ReadAt> FileSystem<S> {
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`], those of `each`.
-    pub fn walk_blocks(&self, inode: &Inode, each: Each<'_>) -> Result<()> {
+    pub fn walk_blocks(&self, inode: &Inode, each: BlockVisitor<'_>) -> Result<()> {
         let mut walk = Walk {
             fs: self,
             inode,
@@ -156,7 +156,7 @@ impl<S: ReadAt> Walk<'_, S> {
             return Err(self.bad(block, "extent, length", blocks));
         }
         self.check_place(block, physical, blocks)?;
-        (self.each)(Met::Blocks(Mapped {
+        (self.each)(BlockItem::Blocks(FileExtent {
             logical,
             physical,
             blocks,
@@ -177,7 +177,7 @@ impl<S: ReadAt> Walk<'_, S> {
     /// Reads a block of the tree or the map that `from` names.
     fn node(&mut self, block: u64, from: u64) -> Result<Vec<u8>> {
         self.check_place(from, block, 1)?;
-        (self.each)(Met::Tree(block))?;
+        (self.each)(BlockItem::Tree(block))?;
         self.fs.block(block)
     }
 
@@ -210,7 +210,7 @@ impl<S: ReadAt> Walk<'_, S> {
         from: u64,
         level: u32,
         logical: u64,
-        run: &mut Option<Mapped>,
+        run: &mut Option<FileExtent>,
     ) -> Result<()> {
         if block == 0 {
             return Ok(());
@@ -233,7 +233,7 @@ impl<S: ReadAt> Walk<'_, S> {
         physical: u64,
         from: u64,
         logical: u64,
-        run: &mut Option<Mapped>,
+        run: &mut Option<FileExtent>,
     ) -> Result<()> {
         if physical == 0 {
             return Ok(());
@@ -247,7 +247,7 @@ impl<S: ReadAt> Walk<'_, S> {
             }
             _ => {
                 self.flush(run)?;
-                *run = Some(Mapped {
+                *run = Some(FileExtent {
                     logical,
                     physical,
                     blocks: 1,
@@ -258,8 +258,8 @@ impl<S: ReadAt> Walk<'_, S> {
         Ok(())
     }
 
-    fn flush(&mut self, run: &mut Option<Mapped>) -> Result<()> {
+    fn flush(&mut self, run: &mut Option<FileExtent>) -> Result<()> {
         run.take()
-            .map_or(Ok(()), |run| (self.each)(Met::Blocks(run)))
+            .map_or(Ok(()), |run| (self.each)(BlockItem::Blocks(run)))
     }
 }

@@ -4,7 +4,7 @@ use super::checksum::crc32c;
 use super::features::incompat;
 use super::inode::{Inode, Kind};
 use super::raw::{u16_at, u32_at};
-use super::{FileSystem, Met};
+use super::{BlockItem, FileSystem};
 use crate::{Error, ReadAt, Result};
 
 /// What stands before a name.
@@ -63,7 +63,7 @@ impl<S: ReadAt> FileSystem<S> {
         }
         let blocks = inode.size_bytes() / u64::from(self.sb.block_bytes);
         self.walk_blocks(inode, &mut |met| {
-            let Met::Blocks(mapped) = met else {
+            let BlockItem::Blocks(mapped) = met else {
                 return Ok(());
             };
             for number in 0..mapped.blocks {

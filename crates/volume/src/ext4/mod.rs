@@ -20,11 +20,11 @@ mod superblock;
 use std::ops::Range;
 
 pub use attributes::Attribute;
-pub(crate) use attributes::{Stored, seen};
-pub use blocks::{Mapped, Met};
+pub(crate) use attributes::{StoredAttribute, seen};
+pub use blocks::{BlockItem, FileExtent};
 pub use directory::Entry;
 pub use inode::{Inode, Kind, Time};
-pub use journal::{Patches, Replayed};
+pub use journal::{Patches, ReplayedSource};
 pub use superblock::Superblock;
 
 use abi::bits::Bits;
@@ -375,7 +375,7 @@ impl<S: ReadAt> FileSystem<S> {
         let block_bytes = u64::from(self.sb.block_bytes);
         let end_bytes = at_bytes + len as u64;
         self.walk_blocks(inode, &mut |met| {
-            let Met::Blocks(mapped) = met else {
+            let BlockItem::Blocks(mapped) = met else {
                 return Ok(());
             };
             let first = mapped.logical * block_bytes;

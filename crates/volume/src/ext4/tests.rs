@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
 
 use super::*;
-use crate::Opened;
+use crate::OpenFile;
 use crate::testing::seen_by_us;
 use testkit::volumes::{make, populate, run, seen_by_kernel};
 
-fn open(path: &Path) -> FileSystem<Opened> {
+fn open(path: &Path) -> FileSystem<OpenFile> {
     let file = File::open(path).unwrap();
     let len = file.metadata().unwrap().len();
-    FileSystem::open(Opened::new(file, len)).unwrap()
+    FileSystem::open(OpenFile::new(file, len)).unwrap()
 }
 
 /// What mke2fs is told, by what is tried.
@@ -112,7 +112,7 @@ fn unwritten_extents_are_told_from_others() {
     let inode = fs.inode(found.unwrap(), 0).unwrap();
     let mut unwritten = 0;
     fs.walk_blocks(&inode, &mut |met| {
-        if let Met::Blocks(mapped) = met {
+        if let BlockItem::Blocks(mapped) = met {
             assert!(mapped.is_unwritten);
             unwritten += mapped.blocks;
         }
@@ -173,12 +173,12 @@ fn damage_is_named_by_block_and_field() {
 }
 
 /// Counts what is read of an image.
-struct Counted {
+struct CountingSource {
     bytes: Vec<u8>,
     read: AtomicU64,
 }
 
-impl ReadAt for Counted {
+impl ReadAt for CountingSource {
     fn len_bytes(&self) -> u64 {
         self.bytes.len_bytes()
     }
@@ -226,7 +226,7 @@ fn small() -> &'static [Vec<u8>] {
 
 /// Reads everything there is; gives how many bytes of the image that took.
 fn read_all(bytes: Vec<u8>) -> u64 {
-    let counted = Counted {
+    let counted = CountingSource {
         bytes,
         read: AtomicU64::new(0),
     };

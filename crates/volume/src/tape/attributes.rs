@@ -2,7 +2,7 @@
 //! belongs to.
 
 use crate::ext4::raw::{u16_at, u32_at};
-use crate::ext4::{Attribute, Stored, seen};
+use crate::ext4::{Attribute, StoredAttribute, seen};
 
 /// What begins a block, and what dump(8) makes of what it finds in an inode.
 const MAGIC: u32 = 0xea02_0000;
@@ -21,16 +21,16 @@ pub const BLOCK_OF_DUMP_MAX_BYTES: usize = 1 << 16;
 const KNOWN: [u8; 5] = [1, 2, 3, 4, 6];
 
 /// Attributes as blocks of the stream, and those that none can have, each with the reason.
-pub struct Encoded {
+pub struct AttributeBlocks {
     /// The blocks.
     pub blocks: Vec<Vec<u8>>,
     /// What restore(8) would not take.
-    pub left_out: Vec<(Stored, &'static str)>,
+    pub left_out: Vec<(StoredAttribute, &'static str)>,
 }
 
 /// Makes blocks of attributes: one, or as many as it takes.
-pub fn encode(attributes: Vec<Stored>) -> Encoded {
-    let mut encoded = Encoded {
+pub fn encode(attributes: Vec<StoredAttribute>) -> AttributeBlocks {
+    let mut encoded = AttributeBlocks {
         blocks: Vec::new(),
         left_out: Vec::new(),
     };
@@ -61,12 +61,12 @@ pub fn encode(attributes: Vec<Stored>) -> Encoded {
     encoded
 }
 
-fn entry_len(one: &Stored) -> usize {
+fn entry_len(one: &StoredAttribute) -> usize {
     (ENTRY + one.name.len()).next_multiple_of(4)
 }
 
 /// One block, with the entries at its beginning and the values behind them.
-fn block(attributes: &[Stored]) -> Vec<u8> {
+fn block(attributes: &[StoredAttribute]) -> Vec<u8> {
     let entries = attributes.iter().map(entry_len).sum::<usize>();
     let mut bytes = vec![0; BLOCK_HEADER];
     bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -95,7 +95,7 @@ fn block(attributes: &[Stored]) -> Vec<u8> {
 
 /// A block that was read.
 #[derive(Debug, Default)]
-pub struct Decoded {
+pub struct AttributeBlock {
     /// Its attributes.
     pub attributes: Vec<Attribute>,
     /// What is not there, and why.
@@ -108,7 +108,7 @@ pub struct Decoded {
 ///
 /// # Errors
 /// What cannot be true of it.
-pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
+pub fn decode(bytes: &[u8]) -> Result<AttributeBlock, String> {
     let magic = bytes.get(..4).map_or(0, |magic| u32_at(magic, 0));
     // Values in an inode are counted from behind the magic number.
     let (mut at, base) = match magic {
@@ -116,7 +116,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
         MAGIC_OF_INODE => (INODE_HEADER, INODE_HEADER),
         other => return Err(format!("attributes with magic number {other:#x}")),
     };
-    let mut decoded = Decoded::default();
+    let mut decoded = AttributeBlock::default();
     while bytes.get(at..at + 4).is_some_and(|word| word != [0; 4]) {
         let cut = || format!("an attribute at byte {at} is cut");
         let entry = bytes.get(at..at + ENTRY).ok_or_else(cut)?;
@@ -135,7 +135,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
         } else {
             let value = bytes.get(base + place..base + place.saturating_add(len));
             let value = value.ok_or_else(cut)?.to_vec();
-            match seen(Stored { index, name, value }) {
+            match seen(StoredAttribute { index, name, value }) {
                 Ok(attribute) => decoded.attributes.push(attribute),
                 Err(what) => leave_out(&format!("attribute {printed}: {what}")),
             }
@@ -149,8 +149,8 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
 mod tests {
     use super::*;
 
-    fn stored(index: u8, name: &str, value: Vec<u8>) -> Stored {
-        Stored {
+    fn stored(index: u8, name: &str, value: Vec<u8>) -> StoredAttribute {
+        StoredAttribute {
             index,
             name: name.into(),
             value,

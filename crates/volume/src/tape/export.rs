@@ -8,15 +8,17 @@ use store::Images;
 use sys::new_file::NewFile;
 
 use super::attributes::{self, BLOCK_MAX_BYTES};
-use super::folder::{self, FOLDER_MAX_BYTES, Named};
-use super::record::{About, BLOCK_RECORDS, FLAGS_MAX, Facts, Header, RECORD_BYTES, Sort, Stamp};
-use super::tree::{Earlier, Tree};
+use super::folder::{self, DirectoryEntry, FOLDER_MAX_BYTES};
+use super::record::{
+    BLOCK_RECORDS, FLAGS_MAX, Facts, Header, RECORD_BYTES, RecordKind, Stamp, StreamLabel,
+};
+use super::tree::{ParentInodes, Tree};
 use crate::bytes::Bytes;
 use crate::dump::Progress;
-use crate::ext4::{FileSystem, Inode, Kind, ROOT, Stored, Time};
-use crate::extract::LeftOut;
-use crate::place::Opened;
-use crate::read_at::InImage;
+use crate::ext4::{FileSystem, Inode, Kind, ROOT, StoredAttribute, Time};
+use crate::extract::Omission;
+use crate::place::OpenImage;
+use crate::read_at::ImageSpace;
 use crate::{Error, FILE_MODE, Result};
 
 /// Flags that chattr(1) sees: the others are the file system's.
@@ -40,7 +42,7 @@ pub struct ExportOptions {
 
 /// What was exported.
 #[derive(Debug, Default)]
-pub struct Exported {
+pub struct ExportSummary {
     /// Directories in the stream.
     pub folders: u64,
     /// Other files in the stream.
@@ -50,7 +52,7 @@ pub struct Exported {
     /// Files whose times are in the stream only to the microsecond.
     pub cut_times: u64,
     /// What is not in the stream as it is, or not at all, and why.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<Omission>,
 }
 
 /// Writes the files of an image to `to`, which errors call `name`.
@@ -64,14 +66,14 @@ pub fn export(
     to: &mut dyn Write,
     name: &Path,
     progress: Progress<'_>,
-) -> Result<Exported> {
-    let opened = Opened::open(&options.images)?;
+) -> Result<ExportSummary> {
+    let opened = OpenImage::open(&options.images)?;
     let fs = opened.file_system()?;
-    let parent = options.parent.as_ref().map(Opened::open).transpose()?;
+    let parent = options.parent.as_ref().map(OpenImage::open).transpose()?;
     let about = about(options, &opened, parent.as_ref())?;
     let earlier = parent.map(|parent| {
         let fs = parent.file_system()?;
-        Earlier::read(&fs, parent.state.instant)
+        ParentInodes::read(&fs, parent.state.instant)
     });
     let earlier = earlier.transpose()?;
     let mut tree = Tree::read(&fs, earlier.as_ref())?;
@@ -79,20 +81,20 @@ pub fn export(
     let mut export = Export {
         fs: &fs,
         tree: &tree,
-        out: Out {
+        out: StreamWriter {
             to: BufWriter::with_capacity(BUFFER_BYTES, to),
             name,
             about: &about,
             records: 0,
         },
-        done: Exported {
+        done: ExportSummary {
             left_out,
-            ..Exported::default()
+            ..ExportSummary::default()
         },
     };
     export.stream(progress)?;
     let bytes = export.out.finish()?;
-    Ok(Exported {
+    Ok(ExportSummary {
         bytes,
         ..export.done
     })
@@ -106,7 +108,7 @@ pub fn export_to_file(
     options: &ExportOptions,
     path: &Path,
     progress: Progress<'_>,
-) -> Result<Exported> {
+) -> Result<ExportSummary> {
     if std::fs::metadata(path).is_ok_and(|facts| !facts.is_file()) {
         let file = File::options().write(true).open(path);
         let mut file = file.map_err(Error::file("open", path))?;
@@ -122,7 +124,11 @@ pub fn export_to_file(
 }
 
 /// What the stream says of itself.
-fn about(options: &ExportOptions, opened: &Opened, parent: Option<&Opened>) -> Result<About> {
+fn about(
+    options: &ExportOptions,
+    opened: &OpenImage,
+    parent: Option<&OpenImage>,
+) -> Result<StreamLabel> {
     if (options.level == 0) == parent.is_some() {
         let what = "a stream of level 0 has all files, and one of a higher level what has changed \
                     since an older image";
@@ -144,7 +150,7 @@ fn about(options: &ExportOptions, opened: &Opened, parent: Option<&Opened>) -> R
         i32::try_from(time.s).map_err(|_| too_late())
     };
     let host = rustix::system::uname();
-    Ok(About {
+    Ok(StreamLabel {
         date_s: date(opened.state.instant)?,
         since_s: parent.map_or(Ok(0), |parent| date(parent.state.instant))?,
         level: options.level,
@@ -157,23 +163,23 @@ fn about(options: &ExportOptions, opened: &Opened, parent: Option<&Opened>) -> R
 
 /// One export.
 struct Export<'a, W: Write> {
-    fs: &'a FileSystem<InImage>,
+    fs: &'a FileSystem<ImageSpace>,
     tree: &'a Tree,
-    out: Out<'a, W>,
-    done: Exported,
+    out: StreamWriter<'a, W>,
+    done: ExportSummary,
 }
 
 impl<W: Write> Export<'_, W> {
     fn stream(&mut self, progress: Progress<'_>) -> Result<()> {
         let tree = self.tree;
         let inodes = self.fs.superblock().inodes;
-        self.out.header(&Header::new(Sort::Tape, 0))?;
+        self.out.header(&Header::new(RecordKind::Tape, 0))?;
         let used = tree.named().map(|(number, _)| number);
         self.out
-            .map(Header::new(Sort::Used, inodes), inodes, used)?;
+            .map(Header::new(RecordKind::Used, inodes), inodes, used)?;
         let dumped = tree.dumped().map(|(number, _)| number);
         self.out
-            .map(Header::new(Sort::Dumped, ROOT), inodes, dumped)?;
+            .map(Header::new(RecordKind::Dumped, ROOT), inodes, dumped)?;
         let total = tree.dumped().map(|(_, node)| node.size_bytes).sum();
         let mut bytes = 0;
         for is_folder in [true, false] {
@@ -202,13 +208,13 @@ impl<W: Write> Export<'_, W> {
         let mut entries = Vec::new();
         for (name, inode) in [(b".".as_slice(), inode.number), (b"..", parent)] {
             let (sort, name) = (folder::number_of(Kind::Directory), name.to_vec());
-            entries.push(Named { inode, sort, name });
+            entries.push(DirectoryEntry { inode, sort, name });
         }
         self.fs.walk_entries(inode, &mut |entry| {
             if let Some(node) = self.tree.entry(inode.number, &entry) {
                 let sort = folder::number_of(node.kind);
                 let (inode, name) = (entry.inode, entry.name);
-                entries.push(Named { inode, sort, name });
+                entries.push(DirectoryEntry { inode, sort, name });
             }
             Ok(())
         })?;
@@ -252,7 +258,7 @@ impl<W: Write> Export<'_, W> {
     fn tell(&mut self, inode: &Inode, what: &str) -> Result<()> {
         let path = self.tree.path_of(self.fs, inode.number)?;
         let what = what.to_owned();
-        self.done.left_out.push(LeftOut { path, what });
+        self.done.left_out.push(Omission { path, what });
         Ok(())
     }
 
@@ -302,7 +308,7 @@ impl<W: Write> Export<'_, W> {
             }
             _ => 0,
         };
-        let mut header = Header::new(Sort::Inode, inode.number);
+        let mut header = Header::new(RecordKind::Inode, inode.number);
         header.facts = Facts {
             mode: inode.mode(),
             links: inode.links() as u16,
@@ -332,21 +338,21 @@ fn stamp(time: Time) -> (Stamp, bool) {
 }
 
 /// An attribute's name, as far as it is known here.
-fn named(one: &Stored) -> String {
+fn named(one: &StoredAttribute) -> String {
     let name = crate::ext4::seen(one.clone()).map(|seen| seen.name);
     String::from_utf8_lossy(&name.unwrap_or_else(|_| one.name.clone())).into_owned()
 }
 
 /// The stream as it is written.
-struct Out<'a, W: Write> {
+struct StreamWriter<'a, W: Write> {
     to: W,
     name: &'a Path,
-    about: &'a About,
+    about: &'a StreamLabel,
     /// How many records it has.
     records: u64,
 }
 
-impl<W: Write> Out<'_, W> {
+impl<W: Write> StreamWriter<'_, W> {
     /// Writes records, the last of which is filled up with zeros.
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         let rest = bytes.len().next_multiple_of(RECORD_BYTES) - bytes.len();
@@ -393,13 +399,13 @@ impl<W: Write> Out<'_, W> {
             header.flags[..records].fill(true);
             self.header(&header)?;
             self.put(part)?;
-            header.sort = Sort::More;
+            header.sort = RecordKind::More;
         }
         Ok(())
     }
 
     /// Writes a file with its holes.
-    fn file(&mut self, mut header: Header, bytes: &Bytes<'_, InImage>) -> Result<()> {
+    fn file(&mut self, mut header: Header, bytes: &Bytes<'_, ImageSpace>) -> Result<()> {
         header.facts.size_bytes = bytes.size;
         if bytes.size == 0 {
             return self.header(&header);
@@ -422,7 +428,7 @@ impl<W: Write> Out<'_, W> {
                 bytes.read(piece.start, piece_bytes)?;
                 self.put(piece_bytes)?;
             }
-            header.sort = Sort::More;
+            header.sort = RecordKind::More;
             at = end;
         }
         Ok(())
@@ -432,7 +438,7 @@ impl<W: Write> Out<'_, W> {
     fn finish(&mut self) -> Result<u64> {
         let last = self.records + BLOCK_RECORDS;
         for _ in self.records..last.next_multiple_of(BLOCK_RECORDS) {
-            self.header(&Header::new(Sort::End, 0))?;
+            self.header(&Header::new(RecordKind::End, 0))?;
         }
         self.to
             .flush()

@@ -12,7 +12,7 @@ pub const FOLDER_MAX_BYTES: usize = 0x0fff_ffff;
 
 /// An entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct DirectoryEntry {
     /// The inode.
     pub inode: u32,
     /// What sort of file that is, as readdir(3) numbers them.
@@ -36,7 +36,7 @@ pub const fn number_of(kind: Kind) -> u8 {
 }
 
 /// The entries of a directory, with those for itself and its parent at the beginning.
-pub fn encode(entries: &[Named]) -> Vec<u8> {
+pub fn encode(entries: &[DirectoryEntry]) -> Vec<u8> {
     let (mut bytes, mut last) = (Vec::new(), 0);
     for entry in entries {
         let len = (HEADER + entry.name.len() + 1).next_multiple_of(4);
@@ -64,9 +64,9 @@ fn fill(bytes: &mut Vec<u8>, last: usize) {
 
 /// A directory that was read.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Decoded {
+pub struct DirectoryBlock {
     /// Its entries, without those for itself and its parent.
-    pub entries: Vec<Named>,
+    pub entries: Vec<DirectoryEntry>,
     /// How many have names of 255 bytes over which dump(8) has written the next ones.
     pub lost: u64,
 }
@@ -75,8 +75,8 @@ pub struct Decoded {
 ///
 /// # Errors
 /// What cannot be true of it.
-pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
-    let mut decoded = Decoded::default();
+pub fn decode(bytes: &[u8]) -> Result<DirectoryBlock, String> {
+    let mut decoded = DirectoryBlock::default();
     let mut at = 0;
     while at + HEADER <= bytes.len() {
         let (inode, len) = (u32_at(bytes, at), usize::from(u16_at(bytes, at + 4)));
@@ -100,7 +100,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, String> {
             }
             if name != b"." && name != b".." {
                 let name = name.to_vec();
-                decoded.entries.push(Named { inode, sort, name });
+                decoded.entries.push(DirectoryEntry { inode, sort, name });
             }
         }
         at += len;
@@ -114,12 +114,12 @@ mod tests {
 
     #[test]
     fn entries_come_back_and_cross_no_block() {
-        let named = |inode, len: usize| Named {
+        let named = |inode, len: usize| DirectoryEntry {
             inode,
             sort: 8,
             name: vec![b'n'; len],
         };
-        let dots = [(b".", 2), (b"x", 3)].map(|(name, inode)| Named {
+        let dots = [(b".", 2), (b"x", 3)].map(|(name, inode)| DirectoryEntry {
             inode,
             sort: 4,
             name: name.to_vec(),
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_no_directory() {
-        let named = |name: &[u8]| Named {
+        let named = |name: &[u8]| DirectoryEntry {
             inode: 5,
             sort: 8,
             name: name.to_vec(),

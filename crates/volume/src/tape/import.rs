@@ -20,10 +20,10 @@ use rustix::mount::{
 use store::Images;
 use sys::unmount::{Access, attach_loop};
 
-use super::made::Made;
 use super::stream::Stream;
+use super::tree_builder::TreeBuilder;
 use crate::dump::{DumpOptions, Progress};
-use crate::extract::LeftOut;
+use crate::extract::Omission;
 use crate::source::IoContext;
 use crate::{Error, Result};
 
@@ -52,7 +52,7 @@ pub struct ImportOptions {
 
 /// What was imported.
 #[derive(Debug)]
-pub struct Imported {
+pub struct ImportSummary {
     /// The image.
     pub image: ImageId,
     /// How large its volume is.
@@ -62,7 +62,7 @@ pub struct Imported {
     /// Other files.
     pub files: u64,
     /// What is not as the streams say, and why.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<Omission>,
 }
 
 /// Makes an image of what dump(8) has written, or [`super::export`].
@@ -70,7 +70,11 @@ pub struct Imported {
 /// # Errors
 /// [`Error::Unfit`] without root, where streams do not follow each other, or are of sorts that are
 /// not read; [`Error::Stream`] where they are damaged; [`Error::File`]. No image is made then.
-pub fn import(options: &ImportOptions, facts: Facts, progress: Progress<'_>) -> Result<Imported> {
+pub fn import(
+    options: &ImportOptions,
+    facts: Facts,
+    progress: Progress<'_>,
+) -> Result<ImportSummary> {
     if !rustix::process::geteuid().is_root() {
         let what = "only root mounts the file system that the files of a dump are put into";
         return Err(Error::Unfit(what.into()));
@@ -96,7 +100,7 @@ pub fn import(options: &ImportOptions, facts: Facts, progress: Progress<'_>) -> 
         facts,
         progress,
     )?;
-    Ok(Imported {
+    Ok(ImportSummary {
         image: dumped.image,
         len_bytes: volume.len_bytes,
         folders: made.0,
@@ -194,7 +198,7 @@ impl Volume {
         &self,
         streams: Vec<Stream>,
         progress: Progress<'_>,
-    ) -> Result<(u64, u64, Vec<LeftOut>)> {
+    ) -> Result<(u64, u64, Vec<Omission>)> {
         let attached = attach_loop(self.file.as_fd(), Access::Write);
         let (_device, device) = attached.map_err(Error::file("attach", &self.path))?;
         let mount = || {
@@ -208,7 +212,7 @@ impl Volume {
             fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, nobody | quiet)
         };
         let root = mount().map_err(Error::file::<rustix::io::Errno>("mount", &device))?;
-        let mut made = Made::new(root.as_fd())?;
+        let mut made = TreeBuilder::new(root.as_fd())?;
         for stream in streams {
             made.add(stream, progress)?;
         }

@@ -11,13 +11,13 @@ mod attributes;
 mod export;
 mod folder;
 mod import;
-mod made;
 mod record;
 mod stream;
 mod tree;
+mod tree_builder;
 
-pub use export::{ExportOptions, Exported, export, export_to_file};
-pub use import::{ImportOptions, Imported, import};
+pub use export::{ExportOptions, ExportSummary, export, export_to_file};
+pub use import::{ImportOptions, ImportSummary, import};
 
 #[cfg(test)]
 mod tests;

@@ -30,7 +30,7 @@ const AS_BLOCK: u32 = 3;
 
 /// What a header is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sort {
+pub enum RecordKind {
     /// The stream.
     Tape,
     /// A file.
@@ -46,13 +46,13 @@ pub enum Sort {
 }
 
 /// Sorts and their numbers.
-const SORTS: [(u32, Sort); 6] = [
-    (1, Sort::Tape),
-    (2, Sort::Inode),
-    (3, Sort::Dumped),
-    (4, Sort::More),
-    (5, Sort::End),
-    (6, Sort::Used),
+const SORTS: [(u32, RecordKind); 6] = [
+    (1, RecordKind::Tape),
+    (2, RecordKind::Inode),
+    (3, RecordKind::Dumped),
+    (4, RecordKind::More),
+    (5, RecordKind::End),
+    (6, RecordKind::Used),
 ];
 
 /// A point in time as the stream has it.
@@ -95,7 +95,7 @@ pub struct Facts {
 
 /// What all headers of a stream say alike.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct About {
+pub struct StreamLabel {
     /// Of when the dump is, in seconds since 1970.
     pub date_s: i32,
     /// Since when its files have changed; 0 where it has all.
@@ -116,7 +116,7 @@ pub struct About {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What it is of.
-    pub sort: Sort,
+    pub sort: RecordKind,
     /// Of which inode.
     pub inode: u32,
     /// What that says.
@@ -137,7 +137,7 @@ pub struct Header {
 
 impl Header {
     /// One without anything.
-    pub const fn new(sort: Sort, inode: u32) -> Self {
+    pub const fn new(sort: RecordKind, inode: u32) -> Self {
         Self {
             sort,
             inode,
@@ -165,7 +165,7 @@ impl Header {
     }
 
     /// The record, which is the stream's `number`th.
-    pub fn encode(&self, about: &About, number: u64) -> [u8; RECORD_BYTES] {
+    pub fn encode(&self, about: &StreamLabel, number: u64) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         let mut put = |at: usize, word: u32| bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
         let sort = SORTS.iter().find(|(_, sort)| *sort == self.sort);
@@ -179,7 +179,7 @@ impl Header {
         put(24, MAGIC);
         put(160, self.count);
         put(692, about.level);
-        let first = if self.sort == Sort::Tape {
+        let first = if self.sort == RecordKind::Tape {
             NEW_HEADER
         } else {
             0
@@ -216,7 +216,7 @@ impl Header {
     ///
     /// # Errors
     /// Why it is no header.
-    pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<(Self, About), String> {
+    pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<(Self, StreamLabel), String> {
         match u32_at(bytes, 24) {
             MAGIC => {}
             swapped if swapped.swap_bytes() == MAGIC => {
@@ -231,7 +231,7 @@ impl Header {
         let sort = SORTS.iter().find(|(own, _)| *own == number);
         let sort = sort.ok_or_else(|| format!("it is of sort {number}"))?.1;
         let flags = u32_at(bytes, 888);
-        if sort == Sort::Tape && flags & NEW_INODES == 0 {
+        if sort == RecordKind::Tape && flags & NEW_INODES == 0 {
             return Err("its inodes are of before 1994".into());
         }
         let has_attributes = flags & ATTRIBUTES != 0;
@@ -240,14 +240,14 @@ impl Header {
             return Err(format!("it has attributes of kind {kind}"));
         }
         let count = u32_at(bytes, 160);
-        if matches!(sort, Sort::Inode | Sort::More) && count as usize > FLAGS_MAX {
+        if matches!(sort, RecordKind::Inode | RecordKind::More) && count as usize > FLAGS_MAX {
             return Err(format!("it has {count} flags"));
         }
         let name = |at: usize, len: usize| {
             let name = bytes[at..at + len].split(|byte| *byte == 0).next();
             name.unwrap_or_default().to_vec()
         };
-        let about = About {
+        let about = StreamLabel {
             date_s: u32_at(bytes, 4).cast_signed(),
             since_s: u32_at(bytes, 8).cast_signed(),
             level: u32_at(bytes, 692),
@@ -327,8 +327,8 @@ fn sum(bytes: &[u8; RECORD_BYTES]) -> u32 {
 mod tests {
     use super::*;
 
-    fn example() -> (Header, About) {
-        let mut header = Header::new(Sort::Inode, 4711);
+    fn example() -> (Header, StreamLabel) {
+        let mut header = Header::new(RecordKind::Inode, 4711);
         let stamp = |s| Stamp { s, us: 999_999 };
         header.facts = Facts {
             mode: 0o100_644,
@@ -347,7 +347,7 @@ mod tests {
         header.count = 3;
         header.flags[0] = true;
         header.flags[2] = true;
-        let about = About {
+        let about = StreamLabel {
             date_s: 1_795_464_311,
             since_s: 77,
             level: 3,

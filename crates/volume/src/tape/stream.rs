@@ -4,7 +4,7 @@
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use super::record::{About, FLAGS_MAX, Header, RECORD_BYTES, Sort};
+use super::record::{FLAGS_MAX, Header, RECORD_BYTES, RecordKind, StreamLabel};
 use crate::{Error, Result};
 
 const RECORD: u64 = RECORD_BYTES as u64;
@@ -17,7 +17,7 @@ pub struct Stream {
     path: PathBuf,
     records: u64,
     /// What it says of itself.
-    pub about: About,
+    pub about: StreamLabel,
     /// The inodes that were in use, a bit for each from 1 on.
     pub used: Vec<u8>,
     /// Those that it has.
@@ -37,7 +37,7 @@ impl Stream {
             from,
             path,
             records: 0,
-            about: About::default(),
+            about: StreamLabel::default(),
             used: Vec::new(),
             dumped: Vec::new(),
             next: None,
@@ -48,7 +48,7 @@ impl Stream {
         let decoded = Header::decode(&first);
         let (header, about) =
             decoded.map_err(|what| unfit(format!("it is not what dump(8) writes: {what}")))?;
-        if header.sort != Sort::Tape {
+        if header.sort != RecordKind::Tape {
             return Err(unfit("it does not begin with the header of a dump".into()));
         }
         if header.is_compressed {
@@ -60,8 +60,8 @@ impl Stream {
             return Err(unfit(format!("it is volume {} of a dump", header.volume)));
         }
         this.about = about;
-        this.used = this.map(Sort::Used)?;
-        this.dumped = this.map(Sort::Dumped)?;
+        this.used = this.map(RecordKind::Used)?;
+        this.dumped = this.map(RecordKind::Dumped)?;
         Ok(this)
     }
 
@@ -107,7 +107,7 @@ impl Stream {
         self.read(&mut bytes)?;
         let decoded = Header::decode(&bytes);
         let (header, about) = decoded.map_err(|what| self.damaged(what))?;
-        if header.sort == Sort::Tape {
+        if header.sort == RecordKind::Tape {
             return Err(self.damaged("another volume begins, which is not read here"));
         }
         if about.date_s != self.about.date_s {
@@ -116,7 +116,7 @@ impl Stream {
         Ok(header)
     }
 
-    fn map(&mut self, sort: Sort) -> Result<Vec<u8>> {
+    fn map(&mut self, sort: RecordKind) -> Result<Vec<u8>> {
         let header = self.header()?;
         if header.sort != sort {
             return Err(self.damaged(format!("{:?} instead of {sort:?}", header.sort)));
@@ -141,13 +141,13 @@ impl Stream {
         loop {
             let header = self.header()?;
             match header.sort {
-                Sort::Inode if header.inode == 0 => {
+                RecordKind::Inode if header.inode == 0 => {
                     return Err(self.damaged("a file without a number"));
                 }
-                Sort::Inode => return Ok(Some(header)),
-                Sort::End => return Ok(None),
+                RecordKind::Inode => return Ok(Some(header)),
+                RecordKind::End => return Ok(None),
                 // dump(8) writes blocks behind the end of a file as well.
-                Sort::More => self.skip(&header)?,
+                RecordKind::More => self.skip(&header)?,
                 other => return Err(self.damaged(format!("{other:?} among files"))),
             }
         }
@@ -164,7 +164,7 @@ impl Stream {
             Some(header) if is_its(&header) => Ok(Some(header)),
             other => {
                 // The end is there for whoever asks for the next file.
-                self.next = Some(other.unwrap_or_else(|| Header::new(Sort::End, 0)));
+                self.next = Some(other.unwrap_or_else(|| Header::new(RecordKind::End, 0)));
                 Ok(None)
             }
         }
@@ -208,7 +208,7 @@ impl Stream {
                 at += len;
             }
             let next = self.header()?;
-            if next.sort != Sort::More || next.inode != first.inode || at >= size {
+            if next.sort != RecordKind::More || next.inode != first.inode || at >= size {
                 self.next = Some(next);
                 return Ok(at.min(size));
             }

@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::volumes::{make, noise, populate, seen_by_kernel};
 
-use super::made::Made;
-use super::record::{About, Header, RECORD_BYTES, Sort};
+use super::record::{Header, RECORD_BYTES, RecordKind, StreamLabel};
 use super::stream::Stream;
+use super::tree_builder::TreeBuilder;
 use super::{ExportOptions, export};
 use crate::dump::{DumpOptions, dump};
 use crate::source::IoContext;
@@ -56,7 +56,7 @@ fn read(stream: Vec<u8>) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let root = std::fs::File::open(folder.path()).unwrap();
     let stream = Stream::open(Box::new(Cursor::new(stream)), PathBuf::from("memory"))?;
-    let mut made = Made::new(root.as_fd())?;
+    let mut made = TreeBuilder::new(root.as_fd())?;
     made.add(stream, &|_, _| ())?;
     made.finish()?;
     Ok(folder)
@@ -112,32 +112,34 @@ fn mend(record: &mut [u8]) {
 
 /// A stream of these directories, each with its entries, and of nothing else.
 fn of_folders(folders: &[(u32, &[(&str, u32)])]) -> Vec<u8> {
-    let about = About::default();
+    let about = StreamLabel::default();
     let mut stream = Vec::new();
     let mut map = vec![0; RECORD_BYTES];
     folders
         .iter()
         .for_each(|(number, _)| map[0] |= 1 << (number - 1));
-    stream.extend(Header::new(Sort::Tape, 0).encode(&about, 0));
-    for sort in [Sort::Used, Sort::Dumped] {
+    stream.extend(Header::new(RecordKind::Tape, 0).encode(&about, 0));
+    for sort in [RecordKind::Used, RecordKind::Dumped] {
         let mut header = Header::new(sort, 0);
         header.count = 1;
         stream.extend(header.encode(&about, 0));
         stream.extend(&map);
     }
     for (number, entries) in folders {
-        let entries = entries.iter().map(|(name, inode)| super::folder::Named {
-            inode: *inode,
-            sort: 4,
-            name: name.as_bytes().to_vec(),
-        });
-        let dots = [".", ".."].map(|name| super::folder::Named {
+        let entries = entries
+            .iter()
+            .map(|(name, inode)| super::folder::DirectoryEntry {
+                inode: *inode,
+                sort: 4,
+                name: name.as_bytes().to_vec(),
+            });
+        let dots = [".", ".."].map(|name| super::folder::DirectoryEntry {
             inode: *number,
             sort: 4,
             name: name.as_bytes().to_vec(),
         });
         let mut bytes = super::folder::encode(&dots.into_iter().chain(entries).collect::<Vec<_>>());
-        let mut header = Header::new(Sort::Inode, *number);
+        let mut header = Header::new(RecordKind::Inode, *number);
         header.facts.mode = 0o40_755;
         header.facts.size_bytes = bytes.len() as u64;
         header.count = 1;
@@ -146,7 +148,7 @@ fn of_folders(folders: &[(u32, &[(&str, u32)])]) -> Vec<u8> {
         bytes.resize(RECORD_BYTES, 0);
         stream.extend(bytes);
     }
-    stream.extend(Header::new(Sort::End, 0).encode(&about, 0));
+    stream.extend(Header::new(RecordKind::End, 0).encode(&about, 0));
     stream
 }
 

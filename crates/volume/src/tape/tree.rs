@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::ext4::{Entry, FileSystem, Inode, Kind, ROOT, Time};
-use crate::extract::LeftOut;
+use crate::extract::Omission;
 use crate::survey::settled_ns;
 use crate::tables::still_since_ns;
 use crate::{Error, ReadAt, Result};
@@ -40,16 +40,16 @@ pub struct Tree {
     /// Names that the stream cannot have, by directory.
     without: HashSet<(u32, Vec<u8>)>,
     /// The same, as paths with reasons.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<Omission>,
 }
 
 /// What the inodes of another image say.
-pub struct Earlier {
+pub struct ParentInodes {
     sums: HashMap<u32, u128>,
     settled_ns: Option<i64>,
 }
 
-impl Earlier {
+impl ParentInodes {
     /// Reads them.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`].
-    pub fn read<S: ReadAt>(fs: &FileSystem<S>, earlier: Option<&Earlier>) -> Result<Self> {
+    pub fn read<S: ReadAt>(fs: &FileSystem<S>, earlier: Option<&ParentInodes>) -> Result<Self> {
         let mut this = Self::default();
         fs.walk_inodes(&mut |inode| {
             this.nodes.insert(
@@ -144,7 +144,7 @@ impl Tree {
             if let Some(what) = why_not(node, &path, &entry.name) {
                 let path = PathBuf::from(OsStr::from_bytes(&path[2..]));
                 let what = what.to_owned();
-                self.left_out.push(LeftOut { path, what });
+                self.left_out.push(Omission { path, what });
                 self.without.insert((number, entry.name));
                 return Ok(());
             }

@@ -8,9 +8,9 @@ use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use super::programs::Program;
-use super::schedule::{Closed, Ended, Listed, Schedule, Verdict};
+use super::schedule::{ProgramResults, Schedule, TestList, TestResult, Verdict};
 use crate::error::Result;
-use crate::leftover::Marks;
+use crate::leftover::ProcessMarks;
 use crate::repo;
 
 /// How often a program that dies is run again for those of its tests that it had not begun.
@@ -30,7 +30,7 @@ pub struct Setting {
 }
 
 /// The output of a program that was run, and its exit status.
-struct Printed<T> {
+struct ProgramOutput<T> {
     status: ExitStatus,
     read: T,
 }
@@ -43,9 +43,9 @@ struct Printed<T> {
 pub fn run(
     program: &Program,
     setting: &Setting,
-    tests: Listed,
+    tests: TestList,
     filter: Option<&str>,
-) -> Result<Vec<Ended>> {
+) -> Result<Vec<TestResult>> {
     let mut ended = Vec::new();
     let threads = threads(tests.by_libtest);
     let mut names = tests.names;
@@ -66,7 +66,7 @@ pub fn run(
             .chain(names.clone())
             .collect();
     }
-    ended.extend(names.into_iter().map(|name| Ended {
+    ended.extend(names.into_iter().map(|name| TestResult {
         name,
         verdict: Verdict::Failed,
         took: Duration::ZERO,
@@ -78,7 +78,7 @@ pub fn run(
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_alone(program: &Program, setting: &Setting, name: &str) -> Result<Vec<Ended>> {
+pub fn run_alone(program: &Program, setting: &Setting, name: &str) -> Result<Vec<TestResult>> {
     let mut command = program.command();
     command.args(["--exact", name]);
     Ok(run_once(command, setting, vec![name.to_owned()], 2)?.ended)
@@ -123,7 +123,7 @@ fn run_once(
     setting: &Setting,
     names: Vec<String>,
     threads: usize,
-) -> Result<Closed> {
+) -> Result<ProgramResults> {
     command.env(THREADS, threads.to_string());
     let begun = Instant::now();
     let printed = execute(command, setting, |stdout| {
@@ -145,7 +145,7 @@ fn execute<T: Send>(
     mut command: Command,
     setting: &Setting,
     read: impl FnOnce(ChildStdout) -> T + Send,
-) -> Result<Printed<T>> {
+) -> Result<ProgramOutput<T>> {
     command
         .env("STILLFRAME_BIN", &setting.binary)
         .env("STILLFRAME_SKIPS", &setting.skips)
@@ -156,7 +156,7 @@ fn execute<T: Send>(
         .spawn()
         .map_err(|source| repo::start_error(&command, source))?;
     let stdout = child.stdout.take().expect("stdout was made a pipe above");
-    let marks = Marks::new(
+    let marks = ProcessMarks::new(
         "STILLFRAME_SKIPS",
         setting.skips.as_os_str(),
         stdout.as_fd(),
@@ -178,7 +178,7 @@ fn execute<T: Send>(
         (status, reader.join().expect("it does not panic"))
     });
     let status = status.map_err(|source| repo::start_error(&command, source))?;
-    Ok(Printed { status, read })
+    Ok(ProgramOutput { status, read })
 }
 
 /// Passes each line on, with what `take` adds to it.

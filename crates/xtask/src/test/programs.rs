@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::schedule::Listed;
+use super::schedule::TestList;
 use crate::error::{Error, Result};
 use crate::repo;
 
@@ -179,7 +179,7 @@ fn described(metadata: &str) -> Vec<Package> {
 ///
 /// # Errors
 /// When it cannot be run.
-pub fn list(program: &Program, filter: Option<&str>) -> Result<Listed> {
+pub fn list(program: &Program, filter: Option<&str>) -> Result<TestList> {
     let mut command = program.command();
     command.arg("--list").args(filter);
     let output = command.output();
@@ -190,7 +190,7 @@ pub fn list(program: &Program, filter: Option<&str>) -> Result<Listed> {
             status: output.status,
         });
     }
-    Ok(Listed::parse(&String::from_utf8_lossy(&output.stdout)))
+    Ok(TestList::parse(&String::from_utf8_lossy(&output.stdout)))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub enum Verdict {
 
 /// A test that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct TestResult {
     /// Its name in its program.
     pub name: String,
     /// How.
@@ -33,7 +33,7 @@ pub struct Schedule {
     waiting: VecDeque<String>,
     /// Those that run, with the time since the program's start at which each began.
     running: BTreeMap<String, Duration>,
-    ended: Vec<Ended>,
+    ended: Vec<TestResult>,
     /// The names under `failures:`.
     failures: BTreeSet<String>,
     names_failures: bool,
@@ -43,9 +43,9 @@ pub struct Schedule {
 
 /// The tests of a program that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Closed {
+pub struct ProgramResults {
     /// Those that have ended, and those that ran when the program died.
-    pub ended: Vec<Ended>,
+    pub ended: Vec<TestResult>,
     /// Those that a program that died had not begun.
     pub not_begun: Vec<String>,
     /// Those that ran when it died.
@@ -77,7 +77,7 @@ impl Schedule {
 
     /// Takes a line that was printed so long after the program's start; gives the test that it says
     /// has ended.
-    pub fn take(&mut self, line: &str, at: Duration) -> Option<&Ended> {
+    pub fn take(&mut self, line: &str, at: Duration) -> Option<&TestResult> {
         if let Some(counts) = line.strip_prefix("test result: ") {
             self.closing = Some(counts.starts_with("ok"));
         }
@@ -93,7 +93,7 @@ impl Schedule {
         let (name, verdict) = outcome(line)?;
         let begun = self.running.remove(name)?;
         self.begin_next(at);
-        self.ended.push(Ended {
+        self.ended.push(TestResult {
             name: name.to_owned(),
             verdict,
             took: at.saturating_sub(begun),
@@ -103,8 +103,8 @@ impl Schedule {
 
     /// Ends at that time; what a test that a program of its own interrupts in the middle of its
     /// line becomes is told by the closing lines.
-    pub fn close(mut self, at: Duration) -> Closed {
-        let mut closed = Closed::default();
+    pub fn close(mut self, at: Duration) -> ProgramResults {
+        let mut closed = ProgramResults::default();
         let died = self.closing.is_none();
         for (name, begun) in std::mem::take(&mut self.running) {
             let failed = died || self.closing == Some(false) && self.failures.contains(&name);
@@ -131,7 +131,7 @@ impl Schedule {
             true => Verdict::Failed,
             false => Verdict::Passed,
         };
-        self.ended.push(Ended {
+        self.ended.push(TestResult {
             name,
             verdict,
             took,
@@ -161,14 +161,14 @@ fn outcome_behind(line: &str) -> Option<(&str, Verdict)> {
 
 /// The list that a program prints with `--list`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct TestList {
     /// The names of its tests, in the order in which they begin.
     pub names: Vec<String>,
     /// True if libtest runs them, several at a time.
     pub by_libtest: bool,
 }
 
-impl Listed {
+impl TestList {
     /// Reads what the program printed.
     pub fn parse(output: &str) -> Self {
         let names = output
@@ -194,9 +194,9 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    fn ended(name: &str, verdict: Verdict, took: Duration) -> Ended {
+    fn ended(name: &str, verdict: Verdict, took: Duration) -> TestResult {
         let name = name.to_owned();
-        Ended {
+        TestResult {
             name,
             verdict,
             took,
@@ -288,10 +288,10 @@ mod tests {
 
     #[test]
     fn lists_of_libtest_and_others_are_told_apart() {
-        let own = Listed::parse("a::b: test\nc: test\n\n2 tests, 0 benchmarks\n");
+        let own = TestList::parse("a::b: test\nc: test\n\n2 tests, 0 benchmarks\n");
         assert_eq!(own.names, ["a::b", "c"]);
         assert!(own.by_libtest);
-        assert!(Listed::parse("x: test\n\n1 test, 0 benchmarks\n").by_libtest);
-        assert!(!Listed::parse("x: test\n").by_libtest);
+        assert!(TestList::parse("x: test\n\n1 test, 0 benchmarks\n").by_libtest);
+        assert!(!TestList::parse("x: test\n").by_libtest);
     }
 }

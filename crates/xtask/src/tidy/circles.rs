@@ -22,7 +22,7 @@ struct Files {
 }
 
 /// A path that a file names.
-struct Named {
+struct NamedPath {
     segments: Vec<String>,
     alias: Option<String>,
     public: bool,
@@ -109,7 +109,7 @@ impl Files {
     fn imports(&self, module: &Module) -> BTreeSet<&Module> {
         let code = &self.files[module].1;
         let mut found = BTreeSet::new();
-        let own_name = |one: &Named, path: &Module| {
+        let own_name = |one: &NamedPath, path: &Module| {
             one.public && path.starts_with(module) && path.len() > module.len()
         };
         let named = uses(code).into_iter().chain(mentions(code));
@@ -185,7 +185,7 @@ fn name(module: &Module) -> String {
 }
 
 /// What the `use` declarations of a file name.
-fn uses(code: &str) -> Vec<Named> {
+fn uses(code: &str) -> Vec<NamedPath> {
     let mut found = Vec::new();
     for statement in code.split(';') {
         let Some((_, public, tree)) = declaration(statement) else {
@@ -193,7 +193,7 @@ fn uses(code: &str) -> Vec<Named> {
         };
         let mut paths = Vec::new();
         expand(&[], tree, &mut paths);
-        found.extend(paths.into_iter().map(|(segments, alias)| Named {
+        found.extend(paths.into_iter().map(|(segments, alias)| NamedPath {
             segments,
             alias,
             public,
@@ -251,14 +251,14 @@ fn expand(prefix: &[String], tree: &str, found: &mut Vec<(Vec<String>, Option<St
 }
 
 /// Paths in code but for those of `use` declarations.
-fn mentions(code: &str) -> Vec<Named> {
+fn mentions(code: &str) -> Vec<NamedPath> {
     let is_word = |character: char| character.is_alphanumeric() || "_:".contains(character);
     let statements = code.split(';');
     let others = statements.map(|one| declaration(one).map_or(one, |(before, ..)| before));
     let words = others.flat_map(|one| one.split(move |character| !is_word(character)));
     let paths = words.filter(|word| word.contains("::") && !word.starts_with(':'));
     paths
-        .map(|path| Named {
+        .map(|path| NamedPath {
             segments: path
                 .split("::")
                 .filter(|one| !one.is_empty())

@@ -36,7 +36,7 @@ struct Claim {
 
 /// What the sources declare.
 #[derive(Default)]
-struct Declared {
+struct Declarations {
     tags: Vec<Tag>,
     claims: Vec<Claim>,
     /// Messages and enumerations in protobuf's words, by file.
@@ -73,8 +73,8 @@ fn doubles(tags: &[Tag]) -> Vec<Violation> {
     broken
 }
 
-fn declared(root: &Path) -> Result<Declared> {
-    let mut declared = Declared::default();
+fn declared(root: &Path) -> Result<Declarations> {
+    let mut declared = Declarations::default();
     for path in rust_files(root)? {
         if !CRATES.contains(&super::source::crate_name(&path)) {
             continue;
@@ -93,7 +93,7 @@ fn declared(root: &Path) -> Result<Declared> {
     Ok(declared)
 }
 
-fn render(declared: &Declared) -> String {
+fn render(declared: &Declarations) -> String {
     let mut out = String::from("\n| number | record | declared in |\n| ---: | --- | --- |\n");
     for tag in &declared.tags {
         let claim = declared.claims.iter().find(|claim| claim.claims(tag));

@@ -34,7 +34,7 @@ const FATES: [(&str, &str); 4] = [
 
 /// A list as it stands in a file.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Listed {
+struct RecordedList {
     title: String,
     source: String,
     entries: Vec<Entry>,
@@ -69,7 +69,7 @@ pub fn fix(root: &Path) -> Result<()> {
     }
 }
 
-fn all(root: &Path) -> Result<Vec<Listed>> {
+fn all(root: &Path) -> Result<Vec<RecordedList>> {
     let mut lists = Vec::new();
     for file in FILES {
         lists.extend(parse(&read(root, Path::new(file))?));
@@ -78,15 +78,15 @@ fn all(root: &Path) -> Result<Vec<Listed>> {
 }
 
 /// The lists of a file, up to its tests.
-fn parse(text: &str) -> Vec<Listed> {
-    let mut lists: Vec<Listed> = Vec::new();
+fn parse(text: &str) -> Vec<RecordedList> {
+    let mut lists: Vec<RecordedList> = Vec::new();
     for line in text.lines().take_while(|line| *line != "#[cfg(test)]") {
         let line = line.trim();
         if let Some(title) = line.strip_prefix("title: ") {
             let title = literals(title).remove(0);
-            lists.push(Listed {
+            lists.push(RecordedList {
                 title,
-                ..Listed::default()
+                ..RecordedList::default()
             });
         }
         let Some(list) = lists.last_mut() else {
@@ -113,7 +113,7 @@ fn literals(text: &str) -> Vec<String> {
     parts.map(str::to_owned).collect()
 }
 
-fn render(lists: &[Listed]) -> String {
+fn render(lists: &[RecordedList]) -> String {
     let mut page = String::new();
     for list in lists {
         let counts = FATES.iter().enumerate().map(|(fate, (_, name))| {

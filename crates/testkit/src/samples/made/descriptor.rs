@@ -8,7 +8,7 @@ use crate::samples::sample::Values;
 
 /// A kind of descriptors, with the states in which it is made.
 #[derive(Clone, Copy, Debug)]
-pub struct Made {
+pub struct Kind {
     /// Its name in steps, once each.
     pub name: &'static str,
     /// The entries of the ledger that it is about.
@@ -21,7 +21,7 @@ pub struct Made {
     pub read: fn(BorrowedFd<'_>) -> io::Result<String>,
 }
 
-impl Made {
+impl Kind {
     pub(super) const fn new(
         name: &'static str,
         values: Values,

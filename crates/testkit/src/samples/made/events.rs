@@ -17,33 +17,33 @@ use rustix::time::{
 use sys::epoll::{Params, params, set_params};
 use sys::fanotify;
 
-use super::descriptor::{Made, info};
+use super::descriptor::{Kind, info};
 use crate::samples::sample::Values;
 use crate::samples::timers::{STEP_S, due_s};
 use resources::ledger::fdinfo::{EPOLL_EVENTS, GROUP_FLAGS, WATCH_FLAGS};
 
 /// The kinds.
 #[rustfmt::skip]
-pub(super) const EVENTS: &[Made] = &[
-    Made::new("event-counter", Values::Made(counts), counter, |own| info(own, &["eventfd-count",
+pub(super) const EVENTS: &[Kind] = &[
+    Kind::new("event-counter", Values::Made(counts), counter, |own| info(own, &["eventfd-count",
         "eventfd-semaphore", "flags"], ""))
         .about(&["eventfd: eventfd-count", "eventfd: eventfd-semaphore"]),
-    Made::new("timer", Values::Made(timers), timer, read_timer)
+    Kind::new("timer", Values::Made(timers), timer, read_timer)
         .about(&[
             "timerfd: clockid", "timerfd: ticks", "timerfd: settime flags", "timerfd: it_value",
             "timerfd: it_interval", "TFD_TIMER_ABSTIME", "TFD_TIMER_CANCEL_ON_SET",
         ]),
-    Made::new("signals", Values::These(&[0, 1, 1 << 9 | 1 << 39, !0 << 33, 0x1234_5678]), signals,
+    Kind::new("signals", Values::These(&[0, 1, 1 << 9 | 1 << 39, !0 << 33, 0x1234_5678]), signals,
         |own| info(own, &["sigmask", "flags"], ""))
         .about(&["signalfd: sigmask"]),
-    Made::new("epoll", Values::Of(&EPOLL_EVENTS), watching, |own| info(own, &["tfd"], " pos:"))
+    Kind::new("epoll", Values::Of(&EPOLL_EVENTS), watching, |own| info(own, &["tfd"], " pos:"))
         .about(&["epoll: tfd"]),
-    Made::new("epoll-polling", Values::These(&[0, 1, 2]), polling, read_polling),
-    Made::new("inotify", Values::Of(&WATCH_FLAGS), watch, |own| info(own, &["inotify"], "sdev"))
+    Kind::new("epoll-polling", Values::These(&[0, 1, 2]), polling, read_polling),
+    Kind::new("inotify", Values::Of(&WATCH_FLAGS), watch, |own| info(own, &["inotify"], "sdev"))
         .about(&["inotify: inotify wd"]),
-    Made::new("fanotify", Values::Of(&GROUP_FLAGS), group, |own| info(own, &["fanotify"], " ino:"))
+    Kind::new("fanotify", Values::Of(&GROUP_FLAGS), group, |own| info(own, &["fanotify"], " ino:"))
         .about(&["fanotify: fanotify flags", "fanotify: fanotify ino"]),
-    Made::new("fanotify-marks", Values::Made(marks), marked, |own| info(own, &["fanotify"], "f_h"))
+    Kind::new("fanotify-marks", Values::Made(marks), marked, |own| info(own, &["fanotify"], "f_h"))
         .about(&["fanotify: fanotify mnt_id", "fanotify: fanotify sdev"]),
 ];
 

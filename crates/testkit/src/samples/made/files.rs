@@ -10,24 +10,24 @@ use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with}
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use sys::fcntl::{Owner, owner, set_owner, set_signal, signal};
 
-use super::descriptor::{Made, info};
+use super::descriptor::{Kind, info};
 use crate::samples::sample::Values;
 use resources::ledger::fdinfo::OPEN_FLAGS;
 
 /// The kinds.
 #[rustfmt::skip]
-pub(super) const FILES: &[Made] = &[
-    Made::new("file", Values::Of(&OPEN_FLAGS), open, flags)
+pub(super) const FILES: &[Kind] = &[
+    Kind::new("file", Values::Of(&OPEN_FLAGS), open, flags)
         .about(&["flags", "F_GETFL", "F_SETFL", "F_GETFD", "F_SETFD", "FIONCLEX", "FIOCLEX"]),
-    Made::new("pipe", Values::Made(pipes), pipe, read_pipe)
+    Kind::new("pipe", Values::Made(pipes), pipe, read_pipe)
         .about(&["F_SETPIPE_SZ", "F_GETPIPE_SZ", "FIOASYNC", "FIONBIO"]),
-    Made::new("owned", Values::Made(owners), owned, read_owner)
+    Kind::new("owned", Values::Made(owners), owned, read_owner)
         .about(&[
             "F_SETOWN", "F_GETOWN", "F_SETSIG", "F_GETSIG", "F_SETOWN_EX", "F_GETOWN_EX",
         ]),
-    Made::new("memfd", Values::Made(memfds), memfd, read_memfd)
+    Kind::new("memfd", Values::Made(memfds), memfd, read_memfd)
         .about(&["F_ADD_SEALS", "F_GET_SEALS"]),
-    Made::new("pidfd", Values::These(&[0, 1, 2, 3]), pidfd, read_pidfd)
+    Kind::new("pidfd", Values::These(&[0, 1, 2, 3]), pidfd, read_pidfd)
         .about(&["pidfd: Pid", "CLONE_PIDFD"]),
 ];
 

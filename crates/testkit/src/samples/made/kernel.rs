@@ -9,18 +9,18 @@ use sys::bpf_map::{self, Definition};
 use sys::kernel_memory::KernelMemory;
 use sys::tun;
 
-use super::descriptor::{Made, info};
+use super::descriptor::{Kind, info};
 use crate::samples::sample::Values;
 
 /// The kinds.
 #[rustfmt::skip]
-pub(super) const OF_KERNEL: &[Made] = &[
-    Made::new("bpf-map", Values::Made(maps), map, read_map)
+pub(super) const OF_KERNEL: &[Kind] = &[
+    Kind::new("bpf-map", Values::Made(maps), map, read_map)
         .about(&[
             "bpf map: map_type", "bpf map: key_size", "bpf map: value_size",
             "bpf map: max_entries", "bpf map: map_flags", "bpf map: frozen",
         ]),
-    Made::new("interface", Values::Made(|| (0..INTERFACES.len() as u64).collect()), interface,
+    Kind::new("interface", Values::Made(|| (0..INTERFACES.len() as u64).collect()), interface,
         read_interface)
         .about(&["tun: iff"]),
 ];

@@ -6,10 +6,10 @@ mod files;
 mod kernel;
 mod terminals;
 
-pub use descriptor::Made;
+pub use descriptor::Kind;
 
 /// All kinds of descriptors.
-pub fn made() -> impl Iterator<Item = &'static Made> {
+pub fn made() -> impl Iterator<Item = &'static Kind> {
     let all = [
         files::FILES,
         events::EVENTS,
@@ -21,7 +21,7 @@ pub fn made() -> impl Iterator<Item = &'static Made> {
 
 /// The kind of that name.
 #[must_use]
-pub fn find(name: &str) -> Option<&'static Made> {
+pub fn find(name: &str) -> Option<&'static Kind> {
     made().find(|made| made.name == name)
 }
 

@@ -8,13 +8,13 @@ use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 use sys::tty::{Attributes, Switch, attributes, is_on, set_attributes, switch};
 
-use super::descriptor::Made;
+use super::descriptor::Kind;
 use crate::samples::sample::Values;
 
 /// The kinds.
 #[rustfmt::skip]
-pub(super) const TERMINALS: &[Made] = &[
-    Made::new("terminal", Values::Made(states), terminal, read)
+pub(super) const TERMINALS: &[Kind] = &[
+    Kind::new("terminal", Values::Made(states), terminal, read)
         .about(&[
             "TCGETS", "TCSETS", "TCSETSW", "TCSETSF", "TCGETA", "TCSETA", "TCSETAW", "TCSETAF",
             "TCGETS2", "TCSETS2", "TCSETSW2", "TCSETSF2", "TIOCEXCL", "TIOCNXCL", "TIOCGEXCL",

@@ -3,12 +3,12 @@ use resources::fd::socket::Nature;
 use resources::fd::socket::ledger::samples::FRESH;
 
 use super::Generator;
-use crate::storm::step::{Action, LockHolder, Opened, SHARES, SLOTS, Setting, TaskFile};
+use crate::storm::step::{Action, FileKind, LockHolder, SHARES, SLOTS, Setting, TaskFile};
 
 /// What a task knows of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct End {
-    pub kind: Opened,
+    pub kind: FileKind,
     /// The name that it was opened under.
     pub origin: u16,
     /// The other end, for what has two.
@@ -20,8 +20,8 @@ pub(super) struct End {
 }
 
 /// The kind of the sockets that a kind of descriptors leads to.
-fn nature(kind: Opened) -> Option<Nature> {
-    use Opened::*;
+fn nature(kind: FileKind) -> Option<Nature> {
+    use FileKind::*;
     let (family, kind, protocol) = match kind {
         Streams | Mailbox | Listener | Connection => (1, 1, 0),
         Datagrams | Named | Sender => (1, 2, 0),
@@ -130,8 +130,8 @@ impl Generator {
     /// Wants to be told of a message in a queue that the task has, if it has one.
     fn notify(&mut self, task: u8, held: &[(u16, End)]) {
         let of = |kind| held.iter().filter(move |(_, end)| end.kind == kind);
-        let queues: Vec<u16> = of(Opened::Queue).map(|(slot, _)| *slot).collect();
-        let sockets: Vec<u16> = of(Opened::Netlink).map(|(slot, _)| *slot).collect();
+        let queues: Vec<u16> = of(FileKind::Queue).map(|(slot, _)| *slot).collect();
+        let sockets: Vec<u16> = of(FileKind::Netlink).map(|(slot, _)| *slot).collect();
         if queues.is_empty() {
             return self.open(task);
         }
@@ -146,7 +146,7 @@ impl Generator {
     /// Takes what a queue has told after something was sent to it: unread, it is refused.
     fn hear(&mut self, task: u8, end: End, held: &[(u16, End)]) {
         for (slot, other) in held {
-            if end.kind == Opened::Queue && other.kind == Opened::Netlink {
+            if end.kind == FileKind::Queue && other.kind == FileKind::Netlink {
                 self.step(task, Action::Receive { slot: *slot });
             }
         }
@@ -162,29 +162,32 @@ impl Generator {
     }
 
     fn open(&mut self, task: u8) {
-        let kind = self.chance.pick(&Opened::ALL);
-        if kind == Opened::Tcp && !self.has_tcp {
+        let kind = self.chance.pick(&FileKind::ALL);
+        if kind == FileKind::Tcp && !self.has_tcp {
             return;
         }
-        if kind == Opened::Socket {
+        if kind == FileKind::Socket {
             let fresh = self.chance.pick(FRESH);
             return self.open_changed(task, fresh.nature);
         }
-        if kind == Opened::Made {
+        if kind == FileKind::Made {
             return self.make_any(task);
         }
-        if matches!(kind, Opened::Connection | Opened::Sender | Opened::OfTask) {
+        if matches!(
+            kind,
+            FileKind::Connection | FileKind::Sender | FileKind::OfTask
+        ) {
             return;
         }
         // Memory that is registered is one task's: none may be forked after it.
-        if kind == Opened::FullRing && self.tasks.len() < self.tasks_wanted {
+        if kind == FileKind::FullRing && self.tasks.len() < self.tasks_wanted {
             return;
         }
         self.open_kind(task, kind);
     }
 
     /// Opens something of one kind.
-    pub(super) fn open_kind(&mut self, task: u8, kind: Opened) {
+    pub(super) fn open_kind(&mut self, task: u8, kind: FileKind) {
         let Some(slot) = self.new_slots(2) else {
             return;
         };
@@ -229,7 +232,7 @@ impl Generator {
             return;
         };
         let end = End {
-            kind: Opened::OfTask,
+            kind: FileKind::OfTask,
             origin: slot,
             other: slot,
             opener: task,
@@ -243,7 +246,7 @@ impl Generator {
     fn pass_or_take(&mut self, task: u8, slot: u16, end: End, held: &[(u16, End)]) {
         let mailboxes: Vec<(u16, End)> = held
             .iter()
-            .filter(|(_, end)| end.kind == Opened::Mailbox)
+            .filter(|(_, end)| end.kind == FileKind::Mailbox)
             .copied()
             .collect();
         if mailboxes.is_empty() {
@@ -260,15 +263,15 @@ impl Generator {
         // kernel refuses to pass rings. It throws mailboxes away that are only in each other, as
         // soon as anybody closes a unix socket.
         let stays = [
-            Opened::Tcp,
-            Opened::OfTask,
-            Opened::Ring,
-            Opened::FullRing,
-            Opened::Map,
-            Opened::Counter,
+            FileKind::Tcp,
+            FileKind::OfTask,
+            FileKind::Ring,
+            FileKind::FullRing,
+            FileKind::Map,
+            FileKind::Counter,
         ];
         // The tree's time namespace is a new one after a restore, which its tasks open.
-        let is_time = end.kind == Opened::Namespace && Opened::namespace(end.origin) == "time";
+        let is_time = end.kind == FileKind::Namespace && FileKind::namespace(end.origin) == "time";
         let flies = !stays.contains(&end.kind) && !is_time;
         if flies && !self.is_in(mailbox.other, end.origin) {
             self.mail.entry(mailbox.other).or_default().push(end);
@@ -283,7 +286,7 @@ impl Generator {
     }
 
     fn watch(&mut self, task: u8, slot: u16, held: &[(u16, End)]) {
-        let epolls = held.iter().filter(|(_, end)| end.kind == Opened::Epoll);
+        let epolls = held.iter().filter(|(_, end)| end.kind == FileKind::Epoll);
         let epolls = epolls.map(|(name, _)| *name).collect::<Vec<_>>();
         if !epolls.is_empty() {
             let epoll = self.chance.pick(&epolls);
@@ -320,7 +323,7 @@ impl Generator {
         if let Some(nature) = end.nature
             && self.chance.once_in(2)
         {
-            let has_data = end.kind != Opened::Socket;
+            let has_data = end.kind != FileKind::Socket;
             return self.change_any(task, slot, nature, has_data);
         }
         let on = self.chance.once_in(2);
@@ -341,7 +344,7 @@ impl Generator {
                 let (level, name) = self.chance.pick(&OPTIONS);
                 let value = self.chance.pick(&[0, 1, 5, 7, 100, 20_000]);
                 // What has no room with its receiver is lost, and nobody is told.
-                let is_udp = [Opened::Udp, Opened::UdpLite].contains(&end.kind);
+                let is_udp = [FileKind::Udp, FileKind::UdpLite].contains(&end.kind);
                 if is_udp && (level, name) == RECEIVE_ROOM {
                     return;
                 }
@@ -353,17 +356,19 @@ impl Generator {
 
     fn connect_or_accept(&mut self, task: u8, slot: u16, end: End) {
         match end.kind {
-            Opened::Listener if self.chance.once_in(2) => self.step(task, Action::Accept { slot }),
+            FileKind::Listener if self.chance.once_in(2) => {
+                self.step(task, Action::Accept { slot })
+            }
             // A socket that sends to one with a name is told of another maker of that.
-            Opened::Listener => {
+            FileKind::Listener => {
                 let Some(new) = self.new_slots(2) else {
                     return;
                 };
-                let sender = end.kind == Opened::Named;
+                let sender = end.kind == FileKind::Named;
                 let kind = if sender {
-                    Opened::Sender
+                    FileKind::Sender
                 } else {
-                    Opened::Connection
+                    FileKind::Connection
                 };
                 let end = End {
                     kind,
@@ -389,8 +394,8 @@ impl Generator {
             let held: Vec<(u16, End)> = self.known(task).held.clone().into_iter().collect();
             for (slot, end) in held {
                 match end.kind {
-                    Opened::Mailbox => self.step(task, Action::Take { through: slot }),
-                    Opened::Listener => self.step(task, Action::Accept { slot }),
+                    FileKind::Mailbox => self.step(task, Action::Take { through: slot }),
+                    FileKind::Listener => self.step(task, Action::Accept { slot }),
                     _ => self.step(task, Action::Receive { slot }),
                 }
             }

@@ -1,8 +1,8 @@
 //! Steps that change memory: at sizes around those at which something is done differently.
-use super::{Generator, Known};
-use crate::storm::memory::{Page, Shows, WRITE};
+use super::{Generator, TaskModel};
+use crate::storm::memory::{Page, PageSource, WRITE};
 use crate::storm::step::{
-    ARENA_PAGES, Action, Advice, Contents, OBJECT_PAGES, OBJECTS, Span, What,
+    ARENA_PAGES, Action, Advice, Contents, MappingKind, OBJECT_PAGES, OBJECTS, Span,
 };
 
 /// Sizes, in pages, at which dumps and restores change their ways: a page, blocks of copy-on-write
@@ -103,21 +103,21 @@ impl Generator {
             0 if self.next_object < OBJECTS => {
                 self.next_object += 1;
                 let object = self.next_object - 1;
-                (What::Shared { object }, pages.min(OBJECT_PAGES))
+                (MappingKind::Shared { object }, pages.min(OBJECT_PAGES))
             }
             1..4 if !objects.is_empty() => {
                 let (object, whole) = self.chance.pick(&objects);
                 let pages = pages.min(whole);
                 let first = self.chance.below(u64::from(whole - pages) + 1) as u32;
                 let shared = self.chance.once_in(2);
-                let what = What::Object {
+                let what = MappingKind::Object {
                     object,
                     first,
                     shared,
                 };
                 (what, pages)
             }
-            _ => (What::Private, pages),
+            _ => (MappingKind::Private, pages),
         };
         let span = self.place(runs, pages);
         let protection = self.chance.pick(&PROTECTIONS);
@@ -169,7 +169,7 @@ impl Generator {
         let memory = &self.known(task).memory;
         let covers = |at| {
             let page = memory.get(at);
-            page.is_some_and(|page| matches!(page.shows, Shows::Copy { .. }))
+            page.is_some_and(|page| matches!(page.shows, PageSource::Copy { .. }))
         };
         if contents == Contents::Zero && span.range().any(covers) {
             contents = different;
@@ -218,7 +218,7 @@ impl Generator {
         let span = self.part(runs);
         let advice = self.chance.pick(ADVICE);
         let memory = &mut self.known(task).memory;
-        let private = |page: &Page| matches!(page.shows, Shows::Private(_)) && !page.is_locked;
+        let private = |page: &Page| matches!(page.shows, PageSource::Private(_)) && !page.is_locked;
         let takes = memory.get(span.at).is_some_and(private);
         if takes {
             memory.advise(span, advice);
@@ -285,7 +285,7 @@ impl Generator {
 }
 
 /// What is mapped, as long as it is of one kind.
-fn runs(known: &Known) -> Vec<Span> {
+fn runs(known: &TaskModel) -> Vec<Span> {
     let whole = Span {
         at: 0,
         pages: ARENA_PAGES,

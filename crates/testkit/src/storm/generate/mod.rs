@@ -25,7 +25,7 @@ const BUDGETS: [u32; 3] = [300, 900, 1900];
 
 /// What the generator knows of a task.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct TaskModel {
     memory: Memory,
     /// Objects that it has open, with their pages.
     objects: BTreeMap<u8, u32>,
@@ -48,7 +48,7 @@ struct Known {
 struct Generator {
     chance: Chance,
     steps: Vec<Step>,
-    tasks: Vec<Known>,
+    tasks: Vec<TaskModel>,
     next_object: u8,
     next_slot: u16,
     next_set: u8,
@@ -97,9 +97,9 @@ impl Generator {
         let size = chance.pick(&[0, 0, 0, 0, 1, 1, 2]);
         let budget_pages = BUDGETS[size];
         let tasks_wanted = chance.pick(&[1, 2, 2, 3, 3, 4, 5, 7, 10]);
-        let root = Known {
+        let root = TaskModel {
             is_alive: true,
-            ..Known::default()
+            ..TaskModel::default()
         };
         Self {
             steps: Vec::new(),
@@ -158,7 +158,7 @@ impl Generator {
         self.chance.pick(&alive)
     }
 
-    fn known(&mut self, task: u8) -> &mut Known {
+    fn known(&mut self, task: u8) -> &mut TaskModel {
         &mut self.tasks[usize::from(task)]
     }
 
@@ -214,7 +214,7 @@ impl Generator {
         }
         let known = self.known(task);
         known.shares |= shares;
-        let mut child_known = Known {
+        let mut child_known = TaskModel {
             memory: known.memory.forked(),
             parent: task,
             shares,

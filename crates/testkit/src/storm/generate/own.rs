@@ -1,12 +1,12 @@
 //! States of tasks and threads that the ledger says are kept, by its samples: a new one is in the
 //! storm at once.
-use crate::samples::made::{Made, made};
+use crate::samples::made::{Kind, made};
 use crate::samples::{self, Owner, Place, Sample};
 
 use super::Generator;
 use super::descriptors::End;
 use super::state::{State, add, fork};
-use crate::storm::step::{Action, Opened};
+use crate::storm::step::{Action, FileKind};
 
 /// How many threads of a task seeds start for what only such can have.
 const HELPERS: u64 = 2;
@@ -33,21 +33,21 @@ impl Generator {
 
     /// Makes any descriptor in any state that the samples know.
     pub(super) fn make_any(&mut self, task: u8) {
-        let all: Vec<&Made> = made().collect();
+        let all: Vec<&Kind> = made().collect();
         let sample = self.chance.pick(&all);
         let number = self.chance.below(sample.values.all().len() as u64) as u16;
         self.make(task, sample, number);
     }
 
-    fn make(&mut self, task: u8, sample: &Made, number: u16) {
+    fn make(&mut self, task: u8, sample: &Kind, number: u16) {
         let Some(slot) = self.new_slots(2) else {
             return;
         };
         // What is about a task stays with it: in flight it is refused.
         let kind = match sample.name {
-            "pidfd" => Opened::OfTask,
-            "bpf-map" => Opened::Map,
-            _ => Opened::Made,
+            "pidfd" => FileKind::OfTask,
+            "bpf-map" => FileKind::Map,
+            _ => FileKind::Made,
         };
         let end = End {
             kind,

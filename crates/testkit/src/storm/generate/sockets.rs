@@ -7,13 +7,13 @@ use resources::fd::socket::ledger::{self, Entry, Kinds};
 
 use super::Generator;
 use super::descriptors::End;
-use crate::storm::step::{Action, Opened, Setting};
+use crate::storm::step::{Action, FileKind, Setting};
 
 /// How many options are changed of each socket of one kind.
 const OPTIONS_TOGETHER: [usize; 2] = [6, usize::MAX];
 
 /// Options that decide whether, when and in which pieces data arrives, which the storm compares.
-/// Sockets without data have them ([`Opened::Socket`]).
+/// Sockets without data have them ([`FileKind::Socket`]).
 const OF_DATA: [&str; 19] = [
     "SO_RCVBUF",
     "SO_LINGER",
@@ -82,7 +82,7 @@ impl Generator {
     fn open_socket(&mut self, task: u8, nature: Nature) -> Option<u16> {
         let slot = self.new_slots(1)?;
         let end = End {
-            kind: Opened::Socket,
+            kind: FileKind::Socket,
             origin: slot,
             other: slot,
             opener: task,

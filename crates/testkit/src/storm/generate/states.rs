@@ -5,18 +5,19 @@
 use super::state::{State, add, fork};
 use super::{Generator, own, sockets};
 use crate::storm::step::{
-    ALL_SHARES, Action, Advice, Backing, Contents, LockHolder, Opened, Span, TaskFile, Wait, What,
+    ALL_SHARES, Action, Advice, Backing, Contents, FileKind, LockHolder, MappingKind, Span,
+    TaskFile, Wait,
 };
 
 /// How many states there are of each kind of descriptor.
 const OF_EACH: u64 = 5;
 /// Kinds that are opened in other ways: by connecting to one, of tasks, by socket(2), by samples.
-const NOT_BY_ITSELF: [Opened; 5] = [
-    Opened::Connection,
-    Opened::Sender,
-    Opened::OfTask,
-    Opened::Socket,
-    Opened::Made,
+const NOT_BY_ITSELF: [FileKind; 5] = [
+    FileKind::Connection,
+    FileKind::Sender,
+    FileKind::OfTask,
+    FileKind::Socket,
+    FileKind::Made,
 ];
 /// All of them, always the same ones.
 pub fn states() -> Vec<State> {
@@ -49,26 +50,26 @@ fn word(value: impl serde::Serialize) -> String {
 }
 
 fn descriptors(all: &mut Vec<State>) {
-    let kinds = Opened::ALL.iter();
+    let kinds = FileKind::ALL.iter();
     for kind in kinds.filter(|kind| !NOT_BY_ITSELF.contains(kind)) {
         for number in 0..OF_EACH {
             let open = |generator: &mut Generator| {
-                if *kind == Opened::Namespace {
+                if *kind == FileKind::Namespace {
                     // From network to time: the name says which.
                     generator.next_slot = 3 + number as u16;
                 }
                 generator.open_kind(0, *kind);
                 // What one has and passes on, another one has as well.
-                if *kind == Opened::Mailbox || number == 3 {
-                    generator.open_kind(0, Opened::Mailbox);
-                    generator.open_kind(0, Opened::Event);
+                if *kind == FileKind::Mailbox || number == 3 {
+                    generator.open_kind(0, FileKind::Mailbox);
+                    generator.open_kind(0, FileKind::Event);
                 }
                 if number == 4 {
-                    generator.open_kind(0, Opened::Epoll);
+                    generator.open_kind(0, FileKind::Epoll);
                 }
                 (0..number * 4).for_each(|_| generator.use_descriptor(0));
                 // Whose memory is registered must have it alone.
-                if number % 2 == 1 && *kind != Opened::FullRing {
+                if number % 2 == 1 && *kind != FileKind::FullRing {
                     generator.tasks_wanted = 2;
                     generator.fork(0);
                 }
@@ -110,7 +111,7 @@ fn locks(all: &mut Vec<State>) {
             };
             let name = format!("lock-{}-{write}", word(holder));
             let first = |generator: &mut Generator| {
-                generator.open_kind(0, Opened::File);
+                generator.open_kind(0, FileKind::File);
                 generator.step(0, lock(5));
             };
             add(all, name, first, |generator| generator.step(0, lock(90)));
@@ -143,7 +144,7 @@ fn files_of_tasks(all: &mut Vec<State>) {
         add(all, format!("of-task-{}", word(what)), open, |_| {});
         let open = |generator: &mut Generator| {
             open(generator);
-            generator.open_kind(0, Opened::Epoll);
+            generator.open_kind(0, FileKind::Epoll);
             (0..8).for_each(|_| generator.use_descriptor(0));
         };
         let go_on = |generator: &mut Generator| generator.use_descriptor(1);
@@ -221,7 +222,7 @@ fn signals(all: &mut Vec<State>) {
     }
 }
 
-fn map(generator: &mut Generator, span: Span, protection: u8, what: What) {
+fn map(generator: &mut Generator, span: Span, protection: u8, what: MappingKind) {
     let map = Action::Map {
         span,
         protection,
@@ -250,7 +251,7 @@ fn fill(generator: &mut Generator, every: u32, contents: Contents) {
     generator.step(0, fill);
 }
 
-fn begin(generator: &mut Generator, what: What, contents: Contents) {
+fn begin(generator: &mut Generator, what: MappingKind, contents: Contents) {
     map(generator, SPAN, 3, what);
     fill(generator, 2, contents);
 }
@@ -274,7 +275,7 @@ fn memory(all: &mut Vec<State>) {
         Advice::GuardInstall,
     ] {
         let first = |generator: &mut Generator| {
-            begin(generator, What::Private, Contents::Different);
+            begin(generator, MappingKind::Private, Contents::Different);
             let span = Span { at: 520, pages: 9 };
             generator.step(0, Action::Advise { span, advice });
             generator.tasks_wanted = 2;
@@ -284,14 +285,14 @@ fn memory(all: &mut Vec<State>) {
     }
     for protection in [0, 1, 4, 5, 7] {
         let first = |generator: &mut Generator| {
-            begin(generator, What::Private, Contents::Different);
+            begin(generator, MappingKind::Private, Contents::Different);
             let span = Span { at: 525, pages: 5 };
             generator.step(0, Action::Protect { span, protection });
         };
         add(all, format!("protection-{protection}"), first, go_on);
     }
     for contents in [Contents::Different, Contents::Equal, Contents::Zero] {
-        for what in [What::Private, What::Shared { object: 0 }] {
+        for what in [MappingKind::Private, MappingKind::Shared { object: 0 }] {
             let first = |generator: &mut Generator| {
                 begin(generator, what, contents);
                 generator.tasks_wanted = 2;
@@ -319,7 +320,7 @@ fn backings(all: &mut Vec<State>) {
                 let (id, pages) = (0, PAGES + 7);
                 generator.step(0, Action::Object { id, kind, pages });
                 let (object, first) = (0, 3);
-                let what = What::Object {
+                let what = MappingKind::Object {
                     object,
                     first,
                     shared,
@@ -356,7 +357,7 @@ fn changes_of_memory(all: &mut Vec<State>) {
         ("unmapped", Action::Unmap(half)),
     ] {
         let first = |generator: &mut Generator| {
-            begin(generator, What::Private, Contents::Different);
+            begin(generator, MappingKind::Private, Contents::Different);
             generator.step(0, action.clone());
         };
         add(all, name.to_owned(), first, go_on);
@@ -376,7 +377,7 @@ fn sharing(all: &mut Vec<State>) {
                     let (set, count, folder, mask) = (0, task + 1, task, 7 * task);
                     generator.step(task, Action::Borrow { set, count });
                     generator.step(task, Action::Settle { folder, mask });
-                    generator.open_kind(task, Opened::Pipe);
+                    generator.open_kind(task, FileKind::Pipe);
                 }
                 if leaves {
                     generator.step(1, Action::Unshare { shares });
@@ -405,14 +406,14 @@ fn sharing(all: &mut Vec<State>) {
 fn without_leaders(all: &mut Vec<State>) {
     let end_leader = |generator: &mut Generator| generator.step(0, Action::EndLeader);
     for kind in [
-        Opened::Event,
-        Opened::Epoll,
-        Opened::Signals,
-        Opened::Terminal,
-        Opened::File,
-        Opened::Ring,
-        Opened::Queue,
-        Opened::Namespace,
+        FileKind::Event,
+        FileKind::Epoll,
+        FileKind::Signals,
+        FileKind::Terminal,
+        FileKind::File,
+        FileKind::Ring,
+        FileKind::Queue,
+        FileKind::Namespace,
     ] {
         let open = |generator: &mut Generator| {
             end_leader(generator);
@@ -522,9 +523,9 @@ fn told_queues(all: &mut Vec<State>) {
         for teller in [0, 1] {
             let notify = Action::Notify { slot: 0, through };
             let first = |generator: &mut Generator| {
-                generator.open_kind(0, Opened::Queue);
+                generator.open_kind(0, FileKind::Queue);
                 generator.step(0, Action::Receive { slot: 0 });
-                generator.open_kind(0, Opened::Netlink);
+                generator.open_kind(0, FileKind::Netlink);
                 generator.tasks_wanted = 2;
                 generator.fork(0);
                 generator.step(teller, notify.clone());
@@ -591,7 +592,7 @@ mod tests {
     #[test]
     fn each_kind_of_descriptor_is_there() {
         let all = states();
-        for kind in Opened::ALL
+        for kind in FileKind::ALL
             .iter()
             .filter(|kind| !NOT_BY_ITSELF.contains(kind))
         {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
-pub enum Opened {
+pub enum FileKind {
     /// A pipe; the first end reads.
     Pipe,
     /// A pipe that keeps what is written apart.
@@ -82,7 +82,7 @@ pub enum Opened {
     Made,
 }
 
-impl Opened {
+impl FileKind {
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; 37] = [
         Self::Pipe,
@@ -134,7 +134,7 @@ impl Opened {
 
     /// Whether it has two ends.
     pub fn has_two_ends(self) -> bool {
-        use Opened::*;
+        use FileKind::*;
         let two = [
             Pipe, PacketPipe, Streams, Datagrams, Packets, Mailbox, Tcp, Udp, Terminal, UdpLite,
         ];
@@ -144,7 +144,7 @@ impl Opened {
     /// Whether its inode is that of all descriptors without one of their own, or of a namespace:
     /// who locks that is in the way of everybody on the machine.
     pub fn shares_inode(self) -> bool {
-        use Opened::*;
+        use FileKind::*;
         let shared = [
             Event, Timer, Signals, Epoll, Inotify, Group, Namespace, Map, Counter, Made,
         ];
@@ -159,7 +159,7 @@ impl Opened {
 
     /// Whether what is written is read in the same pieces.
     pub fn keeps_messages(self) -> bool {
-        use Opened::*;
+        use FileKind::*;
         let keep = [
             PacketPipe, Datagrams, Packets, Named, Sender, Udp, UdpLite, Queue,
         ];

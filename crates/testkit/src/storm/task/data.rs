@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use rustix::thread::Timespec;
 use sys::socket::{self, Along};
 
-use super::descriptors::Held;
-use super::{Done, Task, opened};
-use crate::storm::step::Opened;
+use super::descriptors::OpenDescriptor;
+use super::{StepResult, Task, opened};
+use crate::storm::step::FileKind;
 use crate::subjects::Failure;
 use crate::wait;
 
@@ -31,22 +31,22 @@ const AT_ONCE: Timespec = Timespec {
 };
 
 impl Task {
-    pub(super) fn send(&self, slot: u16, bytes: u32) -> Done {
+    pub(super) fn send(&self, slot: u16, bytes: u32) -> StepResult {
         let Some(held) = self.held.get(&slot) else {
             return Ok(());
         };
         match (held.ends.kind, held.ends.out) {
-            (Opened::Mailbox, _) => Ok(()),
-            (Opened::Map, _) => {
+            (FileKind::Mailbox, _) => Ok(()),
+            (FileKind::Map, _) => {
                 opened::write_entry(&held.file, bytes);
                 Ok(())
             }
-            (Opened::Event, _) => {
+            (FileKind::Event, _) => {
                 let count = u64::from(bytes).to_ne_bytes();
                 rustix::io::write(&held.file, &count)?;
                 Ok(())
             }
-            (Opened::Memfd | Opened::File, _) => {
+            (FileKind::Memfd | FileKind::File, _) => {
                 // Sealed, perhaps.
                 let _ = rustix::io::write(&held.file, &stream(slot, 0, bytes as usize));
                 Ok(())
@@ -56,7 +56,7 @@ impl Task {
                 let message = message(to, number, bytes as usize);
                 if write(held, &message)? == Some(message.len()) {
                     self.ledger.add_sent(to, 1);
-                } else if kind == Opened::Datagrams && socket::peer_name(&held.file).is_err() {
+                } else if kind == FileKind::Datagrams && socket::peer_name(&held.file).is_err() {
                     self.lose_unread(held);
                 }
                 Ok(())
@@ -68,18 +68,18 @@ impl Task {
 
     /// One of a pair that hears that the other is gone is parted from it, and one whose connection
     /// is broken hears no more: both lose what they have not read.
-    fn lose_unread(&self, held: &Held) {
+    fn lose_unread(&self, held: &OpenDescriptor) {
         if let Some(at) = held.ends.into {
             let (sent, received) = self.ledger.way(at);
             self.ledger.add_received(at, sent - received);
         }
     }
 
-    fn send_stream(&self, held: &Held, to: u16, bytes: usize) -> Done {
+    fn send_stream(&self, held: &OpenDescriptor, to: u16, bytes: usize) -> StepResult {
         let mut left = bytes;
         while left > 0 {
             let (sent, received) = self.ledger.way(to);
-            if held.ends.kind == Opened::Terminal && sent - received > TERMINAL_BYTES {
+            if held.ends.kind == FileKind::Terminal && sent - received > TERMINAL_BYTES {
                 return Ok(());
             }
             let piece = stream(to, sent, left.min(PIECE_BYTES));
@@ -92,9 +92,9 @@ impl Task {
         Ok(())
     }
 
-    pub(super) fn receive(&self, slot: u16) -> Done {
+    pub(super) fn receive(&self, slot: u16) -> StepResult {
         if let Some(held) = self.held.get(&slot)
-            && held.ends.kind == Opened::Netlink
+            && held.ends.kind == FileKind::Netlink
         {
             return opened::hear(&held.file);
         }
@@ -105,7 +105,7 @@ impl Task {
         else {
             return Ok(());
         };
-        if held.ends.kind == Opened::Mailbox {
+        if held.ends.kind == FileKind::Mailbox {
             return Ok(());
         }
         // What was sent through TCP may be on its way.
@@ -128,7 +128,7 @@ impl Task {
     }
 
     /// Reads what is there; whether the other end broke the connection.
-    fn receive_some(&self, held: &Held, at: u16) -> Result<bool, Failure> {
+    fn receive_some(&self, held: &OpenDescriptor, at: u16) -> Result<bool, Failure> {
         let mut buffer = vec![0; BUFFER_BYTES];
         while can_read(&held.file)? {
             let read = match read(held, &mut buffer) {
@@ -142,7 +142,7 @@ impl Task {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     // What waits here already stays where no network is between.
-                    if held.ends.kind == Opened::Tcp {
+                    if held.ends.kind == FileKind::Tcp {
                         return Ok(true);
                     }
                     continue;
@@ -213,7 +213,7 @@ pub(super) fn can_read(file: &OwnedFd) -> Result<bool, Failure> {
 }
 
 /// Writes without waiting; nothing where there is no room or nobody who reads.
-fn write(held: &Held, bytes: &[u8]) -> Result<Option<usize>, Failure> {
+fn write(held: &OpenDescriptor, bytes: &[u8]) -> Result<Option<usize>, Failure> {
     let written = if held.ends.kind.is_socket() {
         socket::send(&held.file, bytes, Along::default(), DONT_WAIT)
     } else {
@@ -223,7 +223,7 @@ fn write(held: &Held, bytes: &[u8]) -> Result<Option<usize>, Failure> {
             return Ok(None);
         }
         match held.ends.kind {
-            Opened::Queue => opened::send_message(&held.file, bytes),
+            FileKind::Queue => opened::send_message(&held.file, bytes),
             _ => write_file(held, bytes),
         }
     };
@@ -245,8 +245,8 @@ fn write(held: &Held, bytes: &[u8]) -> Result<Option<usize>, Failure> {
 }
 
 /// Writes to something that has room for a little at least. A terminal would wait for the rest.
-fn write_file(held: &Held, bytes: &[u8]) -> io::Result<usize> {
-    if held.ends.kind != Opened::Terminal {
+fn write_file(held: &OpenDescriptor, bytes: &[u8]) -> io::Result<usize> {
+    if held.ends.kind != FileKind::Terminal {
         return Ok(rustix::io::write(&held.file, bytes)?);
     }
     let flags = rustix::fs::fcntl_getfl(&held.file)?;
@@ -260,11 +260,11 @@ fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-fn read(held: &Held, buffer: &mut [u8]) -> io::Result<usize> {
+fn read(held: &OpenDescriptor, buffer: &mut [u8]) -> io::Result<usize> {
     if held.ends.kind.is_socket() {
         return socket::receive(&held.file, buffer, DONT_WAIT).map(|received| received.len);
     }
-    if held.ends.kind == Opened::Queue {
+    if held.ends.kind == FileKind::Queue {
         return opened::take_message(&held.file, buffer);
     }
     Ok(rustix::io::read(&held.file, buffer)?)

@@ -18,8 +18,8 @@ use rustix::time::{
 };
 use sys::socket::{self, Along};
 
-use super::{Done, Task, opened};
-use crate::storm::step::{Action, Opened, SLOTS, TASKS, TaskFile};
+use super::{StepResult, Task, opened};
+use crate::storm::step::{Action, FileKind, SLOTS, TASKS, TaskFile};
 use crate::subjects::Failure;
 
 const UNIX: i32 = 1;
@@ -32,19 +32,19 @@ const DONT_WAIT: i32 = 0x40;
 /// The signals that a signalfd reads: SIGUSR1 and one of the real-time ones.
 const READ_SIGNALS: u64 = 1 << 9 | 1 << 39;
 
-/// How much is sent of a descriptor's [`Ends`].
+/// How much is sent of a descriptor's [`DescriptorEnds`].
 const ENDS_BYTES: usize = 10;
 
 /// A descriptor, and where what is written to it and read from it comes out and goes in.
-pub(super) struct Held {
+pub(super) struct OpenDescriptor {
     pub file: OwnedFd,
-    pub ends: Ends,
+    pub ends: DescriptorEnds,
 }
 
 /// What a descriptor leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ends {
-    pub kind: Opened,
+pub(super) struct DescriptorEnds {
+    pub kind: FileKind,
     /// The name that it was opened under.
     pub origin: u16,
     /// The end at which what is written to it is read.
@@ -55,7 +55,7 @@ pub(super) struct Ends {
     pub made: Option<u16>,
 }
 
-impl Ends {
+impl DescriptorEnds {
     fn to_bytes(self) -> [u8; ENDS_BYTES] {
         let end = |end: Option<u16>| end.unwrap_or(u16::MAX);
         let [out, into, made] = [self.out, self.into, self.made].map(end);
@@ -71,7 +71,7 @@ impl Ends {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let end = |at: usize| Some(word(at)).filter(|&end| end != u16::MAX);
         Some(Self {
-            kind: *Opened::ALL.get(usize::from(word(0)))?,
+            kind: *FileKind::ALL.get(usize::from(word(0)))?,
             origin: word(2),
             out: end(4),
             into: end(6),
@@ -81,7 +81,7 @@ impl Ends {
 }
 
 impl Task {
-    pub(super) fn change_descriptors(&mut self, action: &Action) -> Done {
+    pub(super) fn change_descriptors(&mut self, action: &Action) -> StepResult {
         match *action {
             Action::Open { slot, kind } if slot + 1 < SLOTS => self.open(slot, kind),
             Action::Make {
@@ -100,7 +100,7 @@ impl Task {
             } if slot < SLOTS => {
                 // This kernel may not have the kind.
                 if let Ok(own) = socket::open(family, kind, protocol) {
-                    self.keep(slot, Opened::Socket, own, None, None);
+                    self.keep(slot, FileKind::Socket, own, None, None);
                 }
                 Ok(())
             }
@@ -109,7 +109,7 @@ impl Task {
                 if let Some(held) = self.held.get(&slot) {
                     let file = fcntl_dupfd_cloexec(&held.file, least)?;
                     let ends = held.ends;
-                    self.held.insert(to, Held { file, ends });
+                    self.held.insert(to, OpenDescriptor { file, ends });
                 }
                 Ok(())
             }
@@ -162,33 +162,33 @@ impl Task {
     fn keep(
         &mut self,
         slot: u16,
-        kind: Opened,
+        kind: FileKind,
         file: OwnedFd,
         out: Option<u16>,
         into: Option<u16>,
     ) {
         let origin = slot;
-        let ends = Ends {
+        let ends = DescriptorEnds {
             kind,
             origin,
             out,
             into,
             made: None,
         };
-        self.held.insert(slot, Held { file, ends });
+        self.held.insert(slot, OpenDescriptor { file, ends });
     }
 
     /// Keeps two ends that write to each other.
-    fn keep_pair(&mut self, slot: u16, kind: Opened, (one, other): (OwnedFd, OwnedFd)) {
+    fn keep_pair(&mut self, slot: u16, kind: FileKind, (one, other): (OwnedFd, OwnedFd)) {
         self.keep(slot, kind, one, Some(slot + 1), Some(slot));
         self.keep(slot + 1, kind, other, Some(slot), Some(slot + 1));
     }
 
-    fn open(&mut self, slot: u16, kind: Opened) -> Done {
+    fn open(&mut self, slot: u16, kind: FileKind) -> StepResult {
         let path = self.path_of(slot);
         match kind {
-            Opened::Pipe | Opened::PacketPipe => {
-                let packets = if kind == Opened::Pipe {
+            FileKind::Pipe | FileKind::PacketPipe => {
+                let packets = if kind == FileKind::Pipe {
                     PipeFlags::empty()
                 } else {
                     PipeFlags::DIRECT
@@ -197,40 +197,40 @@ impl Task {
                 self.keep(slot, kind, reader, None, Some(slot));
                 self.keep(slot + 1, kind, writer, Some(slot), None);
             }
-            Opened::Fifo => {
+            FileKind::Fifo => {
                 let mode = Mode::RUSR | Mode::WUSR;
                 rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, mode, 0)?;
                 let file = File::options().read(true).write(true).open(&path)?;
                 self.keep(slot, kind, file.into(), Some(slot), Some(slot));
             }
-            Opened::Streams | Opened::Mailbox => {
+            FileKind::Streams | FileKind::Mailbox => {
                 self.keep_pair(slot, kind, socket::pair(UNIX, STREAM, 0)?);
             }
-            Opened::Datagrams => self.keep_pair(slot, kind, socket::pair(UNIX, DATAGRAM, 0)?),
-            Opened::Packets => self.keep_pair(slot, kind, socket::pair(UNIX, PACKETS, 0)?),
-            Opened::Listener => {
+            FileKind::Datagrams => self.keep_pair(slot, kind, socket::pair(UNIX, DATAGRAM, 0)?),
+            FileKind::Packets => self.keep_pair(slot, kind, socket::pair(UNIX, PACKETS, 0)?),
+            FileKind::Listener => {
                 let socket = socket::open(UNIX, STREAM, 0)?;
                 socket::bind(&socket, &self.address_of(slot))?;
                 socket::listen(&socket, BACKLOG)?;
                 self.keep(slot, kind, socket, None, None);
             }
-            Opened::Named => {
+            FileKind::Named => {
                 let socket = socket::open(UNIX, DATAGRAM, 0)?;
                 socket::bind(&socket, &self.address_of(slot))?;
                 self.keep(slot, kind, socket, None, Some(slot));
             }
-            Opened::Tcp => self.keep_pair(slot, kind, tcp_pair()?),
-            Opened::Udp | Opened::UdpLite => {
-                let pair = opened::datagram_pair(kind == Opened::UdpLite)?;
+            FileKind::Tcp => self.keep_pair(slot, kind, tcp_pair()?),
+            FileKind::Udp | FileKind::UdpLite => {
+                let pair = opened::datagram_pair(kind == FileKind::UdpLite)?;
                 self.keep_pair(slot, kind, pair);
             }
-            Opened::Queue => {
+            FileKind::Queue => {
                 let name = opened::queue_name(&self.folder, slot)?;
                 let queue = opened::queue(&name)?;
                 self.note("queue", name.to_string_lossy())?;
                 self.keep(slot, kind, queue, Some(slot), Some(slot));
             }
-            Opened::Terminal => {
+            FileKind::Terminal => {
                 let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
                 let own = openpt(flags)?;
                 unlockpt(&own)?;
@@ -242,11 +242,11 @@ impl Task {
                 self.keep(slot + 1, kind, other, Some(slot), None);
             }
             // Other steps make these.
-            Opened::Connection
-            | Opened::Sender
-            | Opened::OfTask
-            | Opened::Socket
-            | Opened::Made => {}
+            FileKind::Connection
+            | FileKind::Sender
+            | FileKind::OfTask
+            | FileKind::Socket
+            | FileKind::Made => {}
             _ => {
                 let file = self.open_one(slot, kind)?;
                 self.keep(slot, kind, file, None, None);
@@ -255,7 +255,7 @@ impl Task {
         Ok(())
     }
 
-    fn open_task(&mut self, slot: u16, of: u8, what: TaskFile) -> Done {
+    fn open_task(&mut self, slot: u16, of: u8, what: TaskFile) -> StepResult {
         let number = (of < TASKS).then(|| self.ledger.pid(of)).flatten();
         let Some(number) = number else {
             return Ok(());
@@ -271,14 +271,14 @@ impl Task {
             TaskFile::Threads => open(format!("/proc/{number}/task"), OFlags::RDONLY),
             TaskFile::Place => open(format!("/proc/{number}"), OFlags::PATH),
         };
-        self.keep(slot, Opened::OfTask, file?, None, None);
+        self.keep(slot, FileKind::OfTask, file?, None, None);
         Ok(())
     }
 
-    fn open_one(&self, slot: u16, kind: Opened) -> Result<OwnedFd, Failure> {
+    fn open_one(&self, slot: u16, kind: FileKind) -> Result<OwnedFd, Failure> {
         Ok(match kind {
-            Opened::Event => eventfd(u32::from(slot), EventfdFlags::CLOEXEC)?,
-            Opened::Timer => {
+            FileKind::Event => eventfd(u32::from(slot), EventfdFlags::CLOEXEC)?,
+            FileKind::Timer => {
                 let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
                 let hours = |hours: i64| Timespec {
                     tv_sec: hours * 3600,
@@ -291,23 +291,23 @@ impl Task {
                 timerfd_settime(&timer, TimerfdTimerFlags::empty(), &time)?;
                 timer
             }
-            Opened::Ring | Opened::FullRing => opened::ring(slot, kind == Opened::FullRing)?,
-            Opened::Group => opened::group(&self.path_of(slot))?,
-            Opened::Frames => opened::frames()?,
-            Opened::Tap => opened::tap(&self.folder, slot)?,
-            Opened::Leased => opened::leased(slot, &self.path_of(slot))?,
-            Opened::Netlink => opened::netlink()?,
-            Opened::Map => opened::map()?,
-            Opened::Counter => opened::counter(slot)?,
-            Opened::Namespace => opened::namespace(slot)?,
-            Opened::Mounted => {
+            FileKind::Ring | FileKind::FullRing => opened::ring(slot, kind == FileKind::FullRing)?,
+            FileKind::Group => opened::group(&self.path_of(slot))?,
+            FileKind::Frames => opened::frames()?,
+            FileKind::Tap => opened::tap(&self.folder, slot)?,
+            FileKind::Leased => opened::leased(slot, &self.path_of(slot))?,
+            FileKind::Netlink => opened::netlink()?,
+            FileKind::Map => opened::map()?,
+            FileKind::Counter => opened::counter(slot)?,
+            FileKind::Namespace => opened::namespace(slot)?,
+            FileKind::Mounted => {
                 let path = self.path_of(slot);
                 self.note("mount", path.display())?;
                 opened::mounted(slot, &path)?
             }
-            Opened::Signals => sys::signalfd::create(READ_SIGNALS, slot.is_multiple_of(2))?,
-            Opened::Epoll => epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            Opened::Inotify => {
+            FileKind::Signals => sys::signalfd::create(READ_SIGNALS, slot.is_multiple_of(2))?,
+            FileKind::Epoll => epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            FileKind::Inotify => {
                 let watcher = inotify::init(inotify::CreateFlags::CLOEXEC)?;
                 let quiet = self.path_of(slot);
                 fs::create_dir(&quiet)?;
@@ -315,7 +315,7 @@ impl Task {
                 inotify::add_watch(&watcher, &quiet, events)?;
                 watcher
             }
-            Opened::Memfd => {
+            FileKind::Memfd => {
                 let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
                 memfd_create(format!("slot-{slot}"), flags)?
             }
@@ -327,13 +327,13 @@ impl Task {
         })
     }
 
-    fn connect(&mut self, slot: u16, to: u16) -> Done {
+    fn connect(&mut self, slot: u16, to: u16) -> StepResult {
         let kind = match fs::symlink_metadata(self.path_of(to)) {
             Ok(_) => self.held.get(&to).map(|held| held.ends.kind),
             Err(_) => None,
         };
         match kind {
-            Some(Opened::Listener) => {
+            Some(FileKind::Listener) => {
                 let client = socket::open(UNIX, STREAM, 0)?;
                 // By its name whoever accepts it knows it.
                 socket::bind(&client, &self.address_of(slot))?;
@@ -342,23 +342,23 @@ impl Task {
                 let connected = socket::connect(file, &self.address_of(to));
                 rustix::io::ioctl_fionbio(file, false)?;
                 if connected.is_ok() {
-                    let kind = Opened::Connection;
+                    let kind = FileKind::Connection;
                     self.keep(slot, kind, client, Some(slot + 1), Some(slot));
                 }
             }
-            Some(Opened::Named) => {
+            Some(FileKind::Named) => {
                 let sender = socket::open(UNIX, DATAGRAM, 0)?;
                 socket::connect(&sender, &self.address_of(to))?;
-                self.keep(slot, Opened::Sender, sender, Some(to), None);
+                self.keep(slot, FileKind::Sender, sender, Some(to), None);
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn accept(&mut self, slot: u16) -> Done {
+    fn accept(&mut self, slot: u16) -> StepResult {
         let listener = self.held.get(&slot);
-        let Some(held) = listener.filter(|held| held.ends.kind == Opened::Listener) else {
+        let Some(held) = listener.filter(|held| held.ends.kind == FileKind::Listener) else {
             return Ok(());
         };
         if !super::data::can_read(&held.file)? {
@@ -376,7 +376,7 @@ impl Task {
         let number = text.trim_end_matches('\0').rsplit('-').next();
         let client: u16 = number.unwrap_or_default().parse()?;
         let (out, into) = (Some(client), Some(client + 1));
-        self.keep(client + 1, Opened::Connection, accepted, out, into);
+        self.keep(client + 1, FileKind::Connection, accepted, out, into);
         Ok(())
     }
 
@@ -392,12 +392,12 @@ impl Task {
         let _ = socket::send(&mailbox.file, &held.ends.to_bytes(), along, DONT_WAIT);
     }
 
-    fn mailbox(&self, slot: u16) -> Option<&Held> {
+    fn mailbox(&self, slot: u16) -> Option<&OpenDescriptor> {
         let held = self.held.get(&slot);
-        held.filter(|held| held.ends.kind == Opened::Mailbox)
+        held.filter(|held| held.ends.kind == FileKind::Mailbox)
     }
 
-    fn take(&mut self, through: u16) -> Done {
+    fn take(&mut self, through: u16) -> StepResult {
         while let Some(mailbox) = self.mailbox(through) {
             let mut bytes = [0; ENDS_BYTES];
             let received = match socket::receive(&mailbox.file, &mut bytes, DONT_WAIT) {
@@ -411,23 +411,23 @@ impl Task {
             if received.len == 0 {
                 return Ok(());
             }
-            let ends = Ends::of_bytes(bytes).ok_or("what came is no descriptor's")?;
+            let ends = DescriptorEnds::of_bytes(bytes).ok_or("what came is no descriptor's")?;
             let [file] = <[OwnedFd; 1]>::try_from(received.rights)
                 .map_err(|rights| format!("{} descriptors came", rights.len()))?;
-            self.held.insert(ends.origin, Held { file, ends });
+            self.held.insert(ends.origin, OpenDescriptor { file, ends });
         }
         Ok(())
     }
 
     fn notify(&self, slot: u16, through: Option<u16>) {
-        let of_kind = |slot: u16, kind: Opened| {
+        let of_kind = |slot: u16, kind: FileKind| {
             let held = self.held.get(&slot)?;
             (held.ends.kind == kind).then_some(&held.file)
         };
-        let Some(queue) = of_kind(slot, Opened::Queue) else {
+        let Some(queue) = of_kind(slot, FileKind::Queue) else {
             return;
         };
-        let through = through.and_then(|socket| of_kind(socket, Opened::Netlink));
+        let through = through.and_then(|socket| of_kind(socket, FileKind::Netlink));
         // A thread that has not blocked the signal would get it.
         if through.is_none() && self.has_threads() {
             return;
@@ -436,7 +436,7 @@ impl Task {
     }
 
     fn watch(&self, waiter: u16, slot: u16, edge: bool, once: bool) {
-        let is_epoll = |held: &&Held| held.ends.kind == Opened::Epoll;
+        let is_epoll = |held: &&OpenDescriptor| held.ends.kind == FileKind::Epoll;
         let waiter = self.held.get(&waiter).filter(is_epoll);
         let Some((waiter, held)) = waiter.zip(self.held.get(&slot)) else {
             return;

@@ -8,11 +8,12 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::io::Errno;
 use sys::own::{Attribute, attribute};
 
-use super::{Done, Object, Task};
+use super::{Object, StepResult, Task};
 use crate::calls::ARENA_START;
-use crate::storm::memory::{Page, Shows};
+use crate::storm::memory::{Page, PageSource};
 use crate::storm::step::{
-    ARENA_PAGES, Action, Advice, Backing, Contents, OBJECT_PAGES, OBJECTS, PAGE_BYTES, Span, What,
+    ARENA_PAGES, Action, Advice, Backing, Contents, MappingKind, OBJECT_PAGES, OBJECTS, PAGE_BYTES,
+    Span,
 };
 use crate::subjects::Failure;
 
@@ -28,7 +29,7 @@ const MAP_SHARED: i32 = 1;
 const MAP_NORESERVE: i32 = 0x4000;
 
 impl Task {
-    pub(super) fn change_memory(&mut self, number: usize, action: &Action) -> Done {
+    pub(super) fn change_memory(&mut self, number: usize, action: &Action) -> StepResult {
         match *action {
             Action::Object { id, kind, pages } => self.make_object(id, kind, pages),
             Action::Forget { id } => {
@@ -85,7 +86,7 @@ impl Task {
         }
     }
 
-    fn make_object(&mut self, id: u8, kind: Backing, pages: u32) -> Done {
+    fn make_object(&mut self, id: u8, kind: Backing, pages: u32) -> StepResult {
         if id >= OBJECTS || pages > OBJECT_PAGES || pages == 0 {
             return Ok(());
         }
@@ -121,21 +122,27 @@ impl Task {
         Ok(())
     }
 
-    fn map(&mut self, span: Span, protection: u8, what: What, noreserve: bool) -> Done {
+    fn map(
+        &mut self,
+        span: Span,
+        protection: u8,
+        what: MappingKind,
+        noreserve: bool,
+    ) -> StepResult {
         if !fits(span) || is_denied(protection) {
             return Ok(());
         }
         let flags = if noreserve { MAP_NORESERVE } else { 0 };
         let (range, prot) = (span.bytes(), i32::from(protection));
         match what {
-            What::Private => self.arena.map(range, prot, flags | MAP_PRIVATE)?,
-            What::Shared { object } => {
+            MappingKind::Private => self.arena.map(range, prot, flags | MAP_PRIVATE)?,
+            MappingKind::Shared { object } => {
                 if object >= OBJECTS || span.pages > OBJECT_PAGES {
                     return Ok(());
                 }
                 self.arena.map(range, prot, flags | MAP_SHARED)?;
             }
-            What::Object {
+            MappingKind::Object {
                 object,
                 first,
                 shared,
@@ -154,10 +161,10 @@ impl Task {
         Ok(())
     }
 
-    fn advise(&mut self, span: Span, advice: Advice) -> Done {
+    fn advise(&mut self, span: Span, advice: Advice) -> StepResult {
         let is_shared = |at| {
             let page = self.memory.get(at);
-            page.is_some_and(|page| matches!(page.shows, Shows::Shared { .. }))
+            page.is_some_and(|page| matches!(page.shows, PageSource::Shared { .. }))
         };
         let mut parts = self.memory.parts(span, alike);
         if advice == Advice::GuardInstall {
@@ -200,7 +207,7 @@ impl Task {
         }
     }
 
-    fn relocate(&mut self, span: Span, to: u32) -> Done {
+    fn relocate(&mut self, span: Span, to: u32) -> StepResult {
         let pages = span.pages;
         let there = Span { at: to, pages };
         let apart = span.end() <= to || there.end() <= span.at;
@@ -226,7 +233,8 @@ impl Task {
     fn resize(&mut self, span: Span, end: u32) {
         let page = |at: u32| self.memory.get(at);
         let is_private = |at: u32| {
-            page(at).is_some_and(|page| matches!(page.shows, Shows::Private(_)) && !page.is_locked)
+            page(at)
+                .is_some_and(|page| matches!(page.shows, PageSource::Private(_)) && !page.is_locked)
         };
         let is_free = (span.end()..end).all(|at| page(at).is_none());
         let sound = span.pages > 0 && end > span.at && end <= ARENA_PAGES;
@@ -274,7 +282,7 @@ impl Task {
         (memory, pagemap): (&File, &File),
         bytes: &mut [u8],
         wrong: &mut Vec<String>,
-    ) -> Done {
+    ) -> StepResult {
         let start = (ARENA_START + piece.bytes().start) as u64;
         let is_guard = self.memory.get(piece.at).is_some_and(|page| page.is_guard);
         if is_guard {
@@ -294,7 +302,7 @@ impl Task {
         // Private pages that were never touched are zero, and are not touched by a look.
         let is_empty = |(index, at): (usize, u32)| {
             let page = self.memory.get(at).expect("it is mapped");
-            matches!(page.shows, Shows::Private(_)) && !touched(index)
+            matches!(page.shows, PageSource::Private(_)) && !touched(index)
         };
         let all_empty = pages().all(is_empty);
         if !all_empty && let Err(error) = memory.read_exact_at(bytes, start) {
@@ -320,9 +328,9 @@ impl Task {
 
     fn expected(&self, at: u32) -> u64 {
         match self.memory.get(at).map(|page| page.shows) {
-            Some(Shows::Private(value)) => value,
-            Some(Shows::Shared { object, page }) => self.ledger.object(object, page),
-            Some(Shows::Copy { object, page, own }) => {
+            Some(PageSource::Private(value)) => value,
+            Some(PageSource::Shared { object, page }) => self.ledger.object(object, page),
+            Some(PageSource::Copy { object, page, own }) => {
                 own.unwrap_or_else(|| self.ledger.object(object, page))
             }
             None => 0,

@@ -33,7 +33,7 @@ use crate::subjects::{Control, Failure, not_understood};
 use crate::{tree, wait};
 
 /// What ended well or badly, for the outcome of a step.
-type Done = Result<(), Failure>;
+type StepResult = Result<(), Failure>;
 
 /// One task.
 struct Task {
@@ -44,13 +44,13 @@ struct Task {
     arena: Arena,
     memory: Memory,
     objects: BTreeMap<u8, Object>,
-    held: BTreeMap<u16, descriptors::Held>,
-    waits: Vec<threads::Waiting>,
+    held: BTreeMap<u16, descriptors::OpenDescriptor>,
+    waits: Vec<threads::WaitingThread>,
     helpers: BTreeMap<u8, side_thread::Helper>,
     /// Whether a filter ends it for calls of [`told::OF_DUMPS`].
     is_filtered: bool,
-    numbered: numbered::Numbered,
-    programs: Vec<program_32::Running>,
+    numbered: numbered::IpcObjects,
+    programs: Vec<program_32::Program32>,
 }
 
 /// Something that the task can map.
@@ -65,7 +65,7 @@ struct Object {
 ///
 /// # Errors
 /// When a step cannot be made.
-pub(crate) fn serve(control: Control, arguments: &[String]) -> Done {
+pub(crate) fn serve(control: Control, arguments: &[String]) -> StepResult {
     let path = arguments.first().ok_or("a file with steps is wanted")?;
     let mut root = Task {
         number: 0,
@@ -79,7 +79,7 @@ pub(crate) fn serve(control: Control, arguments: &[String]) -> Done {
         waits: Vec::new(),
         helpers: BTreeMap::new(),
         is_filtered: false,
-        numbered: numbered::Numbered::default(),
+        numbered: numbered::IpcObjects::default(),
         programs: Vec::new(),
     };
     root.ledger.set_pid(0, std::process::id());
@@ -182,7 +182,7 @@ impl Task {
         })
     }
 
-    fn make(&mut self, number: usize) -> Done {
+    fn make(&mut self, number: usize) -> StepResult {
         let steps = Rc::clone(&self.steps);
         match &steps[number].action {
             // The latter was seen to when the root was started.
@@ -244,7 +244,7 @@ impl Task {
         }
     }
 
-    fn fork(&mut self, child: u8, shares: u8) -> Done {
+    fn fork(&mut self, child: u8, shares: u8) -> StepResult {
         if child >= TASKS
             || self.ledger.pid(child).is_some()
             || self.has_threads()
@@ -304,7 +304,7 @@ impl Task {
         std::process::exit(if lived.is_err() { 101 } else { 0 })
     }
 
-    fn exit(&mut self, status: u8) -> Done {
+    fn exit(&mut self, status: u8) -> StepResult {
         if self.number == 0 {
             return Ok(());
         }
@@ -349,7 +349,7 @@ impl Task {
 }
 
 /// Blocks `signal` and has it wait, for the process or the thread.
-fn send_signal(signal: u8, value: u64, thread: bool) -> Done {
+fn send_signal(signal: u8, value: u64, thread: bool) -> StepResult {
     let signal = i32::from(signal);
     block_signals(&[signal]);
     let tid = rustix::thread::gettid().as_raw_pid().cast_unsigned();
@@ -358,7 +358,7 @@ fn send_signal(signal: u8, value: u64, thread: bool) -> Done {
 }
 
 /// Installs a filter for this thread, or for all where that can be.
-fn filter(call: u8, all: bool) -> Done {
+fn filter(call: u8, all: bool) -> StepResult {
     let gone = GONE[usize::from(call) % GONE.len()];
     let kills = told::OF_DUMPS.map(|call| (call, Answer::Kill));
     let answers = [&kills[..], &[(gone, Answer::Errno(500 + u16::from(call)))]].concat();

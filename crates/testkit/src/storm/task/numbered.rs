@@ -14,7 +14,7 @@ use sys::kcmp::{self, Shared};
 use sys::process::Process;
 use sys::{sem, shm};
 
-use super::{Done, Task, opened};
+use super::{StepResult, Task, opened};
 use crate::calls::aio::{Context, Operation, Request};
 use crate::calls::clone::{DESCRIPTORS, DIRECTORIES, IO_CONTEXT, SEMAPHORE_UNDO};
 use crate::storm::step::{Action, NUMBERED, PAGE_BYTES, SHARES, TASKS};
@@ -29,7 +29,7 @@ const HUGE_BYTES: u64 = 2 << 20;
 
 /// What a task has by number.
 #[derive(Default)]
-pub(super) struct Numbered {
+pub(super) struct IpcObjects {
     /// Sets of semaphores, which all tasks may use.
     sets: BTreeMap<u8, i32>,
     segments: BTreeMap<u8, Segment>,
@@ -86,7 +86,7 @@ fn stamp(segment: u8, page: u16) -> [u8; 8] {
     (((u64::from(segment) + 1) << 32) + u64::from(page) + 1).to_le_bytes()
 }
 
-impl Numbered {
+impl IpcObjects {
     /// What a child has of it, in an undo list of its own or in the same one.
     pub(super) fn forked(self, undo: Option<u8>, is_cloned: bool) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Numbered {
 }
 
 impl Task {
-    pub(super) fn change_numbered(&mut self, action: &Action) -> Done {
+    pub(super) fn change_numbered(&mut self, action: &Action) -> StepResult {
         match *action {
             Action::Unshare { shares } => self.unshare(shares),
             Action::Settle { folder, mask } => {
@@ -146,7 +146,7 @@ impl Task {
         }
     }
 
-    fn unshare(&mut self, shares: u8) -> Done {
+    fn unshare(&mut self, shares: u8) -> StepResult {
         let mut flags = flags(shares);
         if self.has_threads() {
             // They would keep what is to be undone.
@@ -171,7 +171,7 @@ impl Task {
         writeln!(file, "{what} {id}")
     }
 
-    fn make_set(&mut self, number: u8) -> Done {
+    fn make_set(&mut self, number: u8) -> StepResult {
         let set = sem::Set::new(1)?;
         let id = set.number();
         set.set(0, VALUE)?;
@@ -183,7 +183,7 @@ impl Task {
         Ok(())
     }
 
-    fn borrow(&mut self, set: u8, count: u8) -> Done {
+    fn borrow(&mut self, set: u8, count: u8) -> StepResult {
         let Some(&id) = self.numbered.sets.get(&set) else {
             return Ok(());
         };
@@ -198,7 +198,7 @@ impl Task {
         Ok(())
     }
 
-    fn attach(&mut self, number: u8, pages: u16, doomed: bool, huge: bool) -> Done {
+    fn attach(&mut self, number: u8, pages: u16, doomed: bool, huge: bool) -> StepResult {
         let page_bytes = if huge { HUGE_BYTES } else { PAGE_BYTES as u64 };
         let made = shm::create(
             IPC_PRIVATE,
@@ -231,7 +231,7 @@ impl Task {
         Ok(())
     }
 
-    fn carve(&mut self, number: u8, pages: Range<u16>, protection: Option<u8>) -> Done {
+    fn carve(&mut self, number: u8, pages: Range<u16>, protection: Option<u8>) -> StepResult {
         let segment = self.numbered.segments.get_mut(&number);
         let Some(segment) = segment.filter(|segment| pages.end <= segment.pages) else {
             return Ok(());
@@ -248,7 +248,7 @@ impl Task {
         Ok(())
     }
 
-    fn use_context(&mut self, number: u8, room: u16, (post, fetch): (u16, u16)) -> Done {
+    fn use_context(&mut self, number: u8, room: u16, (post, fetch): (u16, u16)) -> StepResult {
         static INTO: [AtomicU8; 16] = [const { AtomicU8::new(0) }; 16];
         if number >= NUMBERED {
             return Ok(());

@@ -19,7 +19,7 @@ use sys::{fanotify, fcntl, socket, tun};
 
 use crate::calls::block_signals;
 use crate::calls::clone::{HOST_NAME, NETWORK, unshare};
-use crate::storm::step::{Opened, PAGE_BYTES};
+use crate::storm::step::{FileKind, PAGE_BYTES};
 use crate::subjects::Failure;
 
 const INET: i32 = 2;
@@ -243,7 +243,7 @@ fn entries(map: BorrowedFd<'_>) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
 
 /// One of the task's own namespaces.
 pub(super) fn namespace(slot: u16) -> Result<OwnedFd, Failure> {
-    let path = format!("/proc/thread-self/ns/{}", Opened::namespace(slot));
+    let path = format!("/proc/thread-self/ns/{}", FileKind::namespace(slot));
     Ok(File::open(path)?.into())
 }
 
@@ -287,7 +287,7 @@ fn which(own: BorrowedFd<'_>) -> Option<String> {
         let stat = rustix::fs::stat(format!("/proc/thread-self/ns/{kind}"));
         stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (there.st_dev, there.st_ino))
     };
-    let kind = Opened::NAMESPACES.iter().find(is);
+    let kind = FileKind::NAMESPACES.iter().find(is);
     Some(kind.map_or_else(|| there.st_ino.to_string(), |kind| format!("own {kind}")))
 }
 
@@ -327,7 +327,7 @@ pub(super) fn ring(slot: u16, is_full: bool) -> Result<OwnedFd, Failure> {
 
 /// What a descriptor of one of these kinds tells of itself.
 pub(super) fn describe(
-    kind: Opened,
+    kind: FileKind,
     own: BorrowedFd<'_>,
     tell: &mut impl FnMut(&str, &dyn std::fmt::Debug),
 ) {
@@ -336,21 +336,21 @@ pub(super) fn describe(
         fs::read_to_string(path).unwrap_or_default()
     };
     match kind {
-        Opened::Queue => {
+        FileKind::Queue => {
             tell("queue", &mqueue::attributes(own).ok());
             tell("told", &told(own));
         }
-        Opened::Map => tell("entries", &entries(own)),
-        Opened::Counter => tell("counts", &is_counting(own)),
-        Opened::Namespace | Opened::Mounted => tell("which", &which(own)),
-        Opened::Leased => tell("lease", &crate::calls::leased(own).ok()),
-        Opened::Tap => tell("attached", &tun::attached(own).ok()),
-        Opened::Group => {
+        FileKind::Map => tell("entries", &entries(own)),
+        FileKind::Counter => tell("counts", &is_counting(own)),
+        FileKind::Namespace | FileKind::Mounted => tell("which", &which(own)),
+        FileKind::Leased => tell("lease", &crate::calls::leased(own).ok()),
+        FileKind::Tap => tell("attached", &tun::attached(own).ok()),
+        FileKind::Group => {
             let marks = info();
             let marks = marks.lines().filter(|line| line.starts_with("fanotify"));
             tell("marks", &marks.collect::<Vec<_>>());
         }
-        Opened::FullRing => {
+        FileKind::FullRing => {
             let all = info();
             let registered = ["UserFiles", "UserBufs"];
             let lines = all.lines();

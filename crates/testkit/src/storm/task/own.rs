@@ -4,16 +4,16 @@ use std::collections::btree_map::Entry;
 use crate::samples::made::made;
 use crate::samples::{self, Owner, Place};
 
-use super::descriptors::{Ends, Held};
+use super::descriptors::{DescriptorEnds, OpenDescriptor};
 use super::side_thread::Helper;
 use super::told::{line, may_read, of_thread};
-use super::{Done, Task};
-use crate::storm::step::{HELPERS, Opened};
+use super::{StepResult, Task};
+use crate::storm::step::{FileKind, HELPERS};
 use crate::subjects::Failure;
 
 impl Task {
     /// Changes a state of the task's first thread, or of a helper, which is started if need be.
-    pub(super) fn change(&mut self, what: &str, first: usize, helper: Option<u8>) -> Done {
+    pub(super) fn change(&mut self, what: &str, first: usize, helper: Option<u8>) -> StepResult {
         let Some(sample) = samples::find(what).filter(|one| may_read(one, self.is_filtered)) else {
             return Ok(());
         };
@@ -47,14 +47,14 @@ impl Task {
         // The kernel or the host may not have it.
         let ends = (sample.make)(&self.path_of(slot), value).unwrap_or_default();
         for (slot, file) in (slot..).zip(ends) {
-            let ends = Ends {
-                kind: Opened::Made,
+            let ends = DescriptorEnds {
+                kind: FileKind::Made,
                 origin: slot,
                 out: None,
                 into: None,
                 made: Some(at),
             };
-            self.held.insert(slot, Held { file, ends });
+            self.held.insert(slot, OpenDescriptor { file, ends });
         }
     }
 

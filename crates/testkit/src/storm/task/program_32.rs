@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::io::Errno;
 
-use super::{Done, Task};
+use super::{StepResult, Task};
 use crate::subjects::Failure;
 use crate::wait;
 
@@ -72,13 +72,13 @@ fn file() -> Vec<u8> {
 }
 
 /// One that runs.
-pub(super) struct Running {
+pub(super) struct Program32 {
     child: Child,
     line: UnixStream,
     asked: u32,
 }
 
-impl Running {
+impl Program32 {
     /// Starts it; none where the kernel runs no such programs.
     fn start(folder: &Path) -> Result<Option<Self>, Failure> {
         let path = folder.join(NAME);
@@ -105,7 +105,7 @@ impl Running {
     }
 
     /// Insists that it answers as it must.
-    pub fn answer(&mut self) -> Done {
+    pub fn answer(&mut self) -> StepResult {
         self.asked += 1;
         self.line.write_all(&self.asked.to_le_bytes())?;
         let mut told = [0; 4];
@@ -118,7 +118,7 @@ impl Running {
     }
 
     /// Has it end, and waits for that.
-    pub fn end(mut self) -> Done {
+    pub fn end(mut self) -> StepResult {
         self.line.shutdown(std::net::Shutdown::Both)?;
         // Somebody else may have waited for it.
         let _ = self.child.wait();
@@ -127,12 +127,12 @@ impl Running {
 }
 
 impl Task {
-    pub(super) fn start_program(&mut self) -> Done {
+    pub(super) fn start_program(&mut self) -> StepResult {
         // The C library knows nothing of who was made by clone(2).
         if self.numbered.is_cloned {
             return Ok(());
         }
-        let Some(mut started) = Running::start(&self.folder)? else {
+        let Some(mut started) = Program32::start(&self.folder)? else {
             return Ok(());
         };
         started.answer()?;

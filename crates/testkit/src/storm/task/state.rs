@@ -14,9 +14,9 @@ use rustix::thread::Timespec;
 use sys::fcntl::{self, Holder, Owner};
 use sys::socket;
 
-use super::descriptors::Held;
-use super::{Done, Task, opened};
-use crate::storm::step::{LockHolder, Opened, Setting};
+use super::descriptors::OpenDescriptor;
+use super::{StepResult, Task, opened};
+use crate::storm::step::{FileKind, LockHolder, Setting};
 
 /// `O_LARGEFILE`, which every open on a 64-bit kernel sets, while calls that make files otherwise
 /// do not, and `O_CLOEXEC`, which the one that opens a terminal's other end keeps.
@@ -36,7 +36,7 @@ impl Task {
         holder: LockHolder,
         write: bool,
         range: (u16, u16),
-    ) -> Done {
+    ) -> StepResult {
         let held = self.held.get(&slot);
         let Some(held) = held.filter(|held| !held.ends.kind.shares_inode()) else {
             return Ok(());
@@ -62,7 +62,7 @@ impl Task {
         Ok(())
     }
 
-    pub(super) fn set(&self, slot: u16, what: Setting) -> Done {
+    pub(super) fn set(&self, slot: u16, what: Setting) -> StepResult {
         let Some(held) = self.held.get(&slot) else {
             return Ok(());
         };
@@ -72,7 +72,7 @@ impl Task {
             flags.set(flag, on);
             rustix::fs::fcntl_setfl(file, flags)
         };
-        let is_file = matches!(held.ends.kind, Opened::File | Opened::Memfd);
+        let is_file = matches!(held.ends.kind, FileKind::File | FileKind::Memfd);
         // What it does not have stays as it is.
         match what {
             Setting::Nonblocking(on) => {
@@ -98,7 +98,7 @@ impl Task {
             Setting::Length(bytes) if is_file => {
                 let _ = rustix::fs::ftruncate(file, bytes.into());
             }
-            Setting::Seals(seals) if held.ends.kind == Opened::Memfd => {
+            Setting::Seals(seals) if held.ends.kind == FileKind::Memfd => {
                 let seals = SealFlags::from_bits_truncate(seals.into());
                 let _ = rustix::fs::fcntl_add_seals(file, seals);
             }
@@ -132,8 +132,9 @@ impl Task {
     }
 }
 
-fn describe(held: &Held) -> String {
+fn describe(held: &OpenDescriptor) -> String {
     let file = held.file.as_fd();
+    let kind = held.ends.kind;
     let mut told = String::new();
     // Writing to a string does not fail.
     let mut tell = |name: &str, value: &dyn std::fmt::Debug| {
@@ -145,25 +146,27 @@ fn describe(held: &Held) -> String {
         tell("owner", &fcntl::owner(file).ok());
         tell("signal", &fcntl::signal(file).ok());
     }
-    if let Opened::OfTask = held.ends.kind {
+    if let FileKind::OfTask = kind {
         tell("of", &whose(file));
     }
-    opened::describe(held.ends.kind, file, &mut tell);
+    opened::describe(kind, file, &mut tell);
     if let Some(made) = held.ends.made.and_then(|at| made().nth(at.into())) {
         tell(made.name, &made.told(file));
     }
-    if let Opened::Memfd = held.ends.kind {
+    if let FileKind::Memfd = kind {
         tell("seals", &rustix::fs::fcntl_get_seals(file));
     }
-    if matches!(
-        held.ends.kind,
-        Opened::Pipe | Opened::PacketPipe | Opened::Fifo
-    ) {
+    if matches!(kind, FileKind::Pipe | FileKind::PacketPipe | FileKind::Fifo) {
         tell("pipe bytes", &fcntl_getpipe_size(file).ok());
     }
     // How much room these have left depends on the pieces in which what they hold was written.
-    let pieces = [Opened::Terminal, Opened::Pipe, Opened::Fifo, Opened::Tcp];
-    let out = if pieces.contains(&held.ends.kind) {
+    let pieces = [
+        FileKind::Terminal,
+        FileKind::Pipe,
+        FileKind::Fifo,
+        FileKind::Tcp,
+    ];
+    let out = if pieces.contains(&kind) {
         PollFlags::empty()
     } else {
         PollFlags::OUT
@@ -171,32 +174,28 @@ fn describe(held: &Held) -> String {
     // A connection may still hold back at its other end what was sent last. A signalfd is ready for
     // a task that has a signal waiting, and an epoll forgets that it was as soon as one asks that
     // has none: so it depends on who asks first.
-    let arrived = match held.ends.kind {
-        Opened::Tcp => PollFlags::empty(),
-        Opened::Epoll if may_watch_signals(file) => PollFlags::empty(),
+    let arrived = match kind {
+        FileKind::Tcp => PollFlags::empty(),
+        FileKind::Epoll if may_watch_signals(file) => PollFlags::empty(),
         _ => PollFlags::IN,
     };
     let any = arrived | out | PollFlags::PRI | PollFlags::RDHUP;
     let mut watched = [PollFd::new(&file, any)];
-    let at_once = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let at_once = Timespec::default();
     if poll(&mut watched, Some(&at_once)).is_ok() {
         let mut events = watched[0].revents();
         // An error that ended a connection, and that nobody was told of, is lost (docs/limits.md).
-        events.set(
-            PollFlags::ERR,
-            events.contains(PollFlags::ERR) && held.ends.kind != Opened::Tcp,
-        );
+        if kind == FileKind::Tcp {
+            events.remove(PollFlags::ERR);
+        }
         tell("events", &events);
     }
     // Of what is on its way through TCP, either end holds some. What was written at one end of a
     // terminal the kernel passes on to the other when it comes to it.
-    if !matches!(held.ends.kind, Opened::Tcp | Opened::Terminal) {
+    if !matches!(kind, FileKind::Tcp | FileKind::Terminal) {
         tell("unread", &rustix::io::ioctl_fionread(file).ok());
     }
-    if held.ends.kind.is_socket() {
+    if kind.is_socket() {
         describe_socket(held, &mut tell);
     }
     told
@@ -246,12 +245,12 @@ fn may_watch_signals(epoll: BorrowedFd<'_>) -> bool {
     })
 }
 
-fn describe_socket(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
+fn describe_socket(held: &OpenDescriptor, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
     let file = held.file.as_fd();
     let text = |name: Vec<u8>| String::from_utf8_lossy(&name).into_owned();
     tell("name", &socket::name(file).map(text).ok());
     tell("peer", &socket::peer_name(file).map(text).ok());
-    let is_tcp = held.ends.kind == Opened::Tcp;
+    let is_tcp = held.ends.kind == FileKind::Tcp;
     let names = (1..=LAST_OPTION).filter(|name| !NOT_TOLD.contains(name));
     for name in names {
         // The kernel makes TCP's buffers larger by itself.
@@ -267,12 +266,12 @@ fn describe_socket(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug
 
 /// Describes the options that the ledger keeps, beyond those numbers; all of them of a socket that
 /// has no connection.
-fn describe_kept(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
+fn describe_kept(held: &OpenDescriptor, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
     let file = held.file.as_fd();
     let Ok(nature) = Nature::of_fd(file) else {
         return;
     };
-    let is_alone = held.ends.kind == Opened::Socket;
+    let is_alone = held.ends.kind == FileKind::Socket;
     for (entry, kept) in ledger::kept(Kinds::of(nature)) {
         let option = (entry.level, entry.name);
         let was_told = entry.level == SOCKET && entry.name <= LAST_OPTION;

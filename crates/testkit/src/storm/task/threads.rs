@@ -7,7 +7,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute, futex};
 use rustix::time::clock_gettime;
 
-use super::{Done, Task};
+use super::{StepResult, Task};
 use crate::storm::step::{PAGE_BYTES, Wait};
 use crate::{tree, wait};
 
@@ -17,13 +17,13 @@ const HOUR: Timespec = Timespec {
 };
 
 /// A thread that was started, and whether its call has returned.
-pub(super) struct Waiting {
+pub(super) struct WaitingThread {
     wait: Wait,
     returned: Arc<AtomicU64>,
 }
 
 impl Task {
-    pub(super) fn start_thread(&mut self, wait: Wait, stack_pages: u32) -> Done {
+    pub(super) fn start_thread(&mut self, wait: Wait, stack_pages: u32) -> StepResult {
         if self.numbered.is_cloned {
             return Ok(());
         }
@@ -49,12 +49,12 @@ impl Task {
             let tid = tid.load(Ordering::SeqCst);
             tid != 0 && tree::is_waiting(tid)
         });
-        self.waits.push(Waiting { wait, returned });
+        self.waits.push(WaitingThread { wait, returned });
         Ok(())
     }
 
     pub(super) fn check_waits(&self) -> Vec<String> {
-        let ended = |waiting: &&Waiting| waiting.returned.load(Ordering::SeqCst) != 0;
+        let ended = |waiting: &&WaitingThread| waiting.returned.load(Ordering::SeqCst) != 0;
         let ended = self.waits.iter().filter(ended);
         ended
             .map(|waiting| format!("{:?} returned early", waiting.wait))

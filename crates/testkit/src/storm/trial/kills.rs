@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::{OPTIONS, REFUSED, Refusal, Seen, Trial, refused, succeeded};
+use super::{OPTIONS, REFUSED, Refusal, SubjectView, Trial, refused, succeeded};
 use crate::storm::task::PROGRAM_32;
 use crate::tree;
 use crate::wait::{SOON, try_wait_for};
@@ -16,7 +16,7 @@ const TRACKER: &str = "stillframe-trk";
 
 impl Trial<'_> {
     /// Dumps and restores, each killed a few times before it may end.
-    pub(super) fn killed_cycle(&mut self, before: &Seen) -> Result<Refusal, String> {
+    pub(super) fn killed_cycle(&mut self, before: &SubjectView) -> Result<Refusal, String> {
         let first = self.dump(&["--leave-running"]);
         let longest = longer(first.elapsed);
         if let Some(refusal) = refused(first)? {
@@ -41,7 +41,12 @@ impl Trial<'_> {
     }
 
     /// Kills a dump that kills its target: the tree is untouched, or its image is whole.
-    fn kill_dump(&mut self, before: &Seen, tasks: &[u32], longest: Duration) -> Result<(), String> {
+    fn kill_dump(
+        &mut self,
+        before: &SubjectView,
+        tasks: &[u32],
+        longest: Duration,
+    ) -> Result<(), String> {
         self.stillframe.clear();
         let command = self.stillframe.dump_command(self.subject.pid(), OPTIONS);
         let ended = self.kill_after(command, longest, tasks)?;
@@ -55,7 +60,7 @@ impl Trial<'_> {
     /// Kills dumps that leave their target running: the tree is untouched.
     fn kill_dumps_of_what_runs(
         &mut self,
-        before: &Seen,
+        before: &SubjectView,
         tasks: &[u32],
         longest: Duration,
     ) -> Result<(), String> {
@@ -82,7 +87,7 @@ impl Trial<'_> {
     /// Kills a restore: all of the tree is there, or the image can be restored again.
     fn kill_restore(
         &mut self,
-        before: &Seen,
+        before: &SubjectView,
         tasks: &[u32],
         longest: Duration,
     ) -> Result<(), String> {
@@ -176,7 +181,7 @@ impl Trial<'_> {
     }
 
     /// What differs from before when what killed dumps had begun in the target has ended.
-    pub(super) fn differences_at_last(&self, before: &Seen) -> Vec<String> {
+    pub(super) fn differences_at_last(&self, before: &SubjectView) -> Vec<String> {
         let differences = || {
             let mut differences = before.facts.diff(&self.facts());
             // A killed dump leaves code in the padding, which no task executes.

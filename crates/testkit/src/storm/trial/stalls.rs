@@ -1,5 +1,5 @@
 //! Dumps and restores that stand still on their way: nobody may notice, and all succeed.
-use super::{OPTIONS, Refusal, Seen, Trial, refused, succeeded};
+use super::{OPTIONS, Refusal, SubjectView, Trial, refused, succeeded};
 use crate::chance::Chance;
 use crate::stillframe::Stalls;
 
@@ -8,7 +8,7 @@ const STOPS: u32 = 6;
 
 impl Trial<'_> {
     /// Dumps in each way and restores, each stopped a few times.
-    pub(super) fn stalled_cycle(&mut self, before: &Seen) -> Result<Refusal, String> {
+    pub(super) fn stalled_cycle(&mut self, before: &SubjectView) -> Result<Refusal, String> {
         let first = self.dump(&["--leave-running"]);
         let apart = first.elapsed / STOPS;
         if let Some(refusal) = refused(first)? {
@@ -20,7 +20,7 @@ impl Trial<'_> {
         stalled
     }
 
-    fn stall_all(&self, before: &Seen, stalls: &mut Stalls) -> Result<Refusal, String> {
+    fn stall_all(&self, before: &SubjectView, stalls: &mut Stalls) -> Result<Refusal, String> {
         let pid = self.subject.pid();
         for way in ["--leave-running", "--live"] {
             self.stillframe.clear();

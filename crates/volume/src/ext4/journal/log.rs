@@ -8,7 +8,7 @@ use abi::bits::Bits;
 use crc::{CRC_32_MPEG_2, Crc};
 
 use crate::ext4::checksum::crc32c;
-use crate::ext4::{FileSystem, Mapped};
+use crate::ext4::{FileExtent, FileSystem};
 use crate::{Error, ReadAt, Result};
 
 /// What each block of a journal that is not data begins with.
@@ -79,7 +79,7 @@ fn be64(bytes: &[u8], at: usize) -> u64 {
 pub struct Log<'a, S> {
     fs: &'a FileSystem<S>,
     /// Where its blocks are, in ascending order.
-    mapped: Vec<Mapped>,
+    mapped: Vec<FileExtent>,
     /// Its superblock, and where that is.
     pub superblock: Vec<u8>,
     pub superblock_at: u64,
@@ -105,7 +105,7 @@ pub struct Copy {
 
 /// What whole transactions have.
 #[derive(Debug, Default)]
-pub struct Whole {
+pub struct Transactions {
     /// Blocks of data in the order in which they were written.
     pub copies: Vec<Copy>,
     /// Blocks that were given up, and in which transaction at last.
@@ -116,7 +116,7 @@ pub struct Whole {
 
 /// A transaction that is being read.
 #[derive(Default)]
-struct Open {
+struct OpenTransaction {
     copies: Vec<Copy>,
     revoked: Vec<u64>,
     /// A block of the journal whose checksum is wrong.
@@ -125,7 +125,7 @@ struct Open {
     sum: Option<crc::Digest<'static, u32>>,
 }
 
-impl Whole {
+impl Transactions {
     /// What is to be put where: the last copy of each block that was not given up later.
     pub fn to_replay(&self) -> impl Iterator<Item = &Copy> {
         let is_later = |one: u32, other: u32| one.wrapping_sub(other).cast_signed() > 0;
@@ -141,7 +141,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`].
-    pub fn open(fs: &'a FileSystem<S>, from: u64, mapped: Vec<Mapped>) -> Result<Self> {
+    pub fn open(fs: &'a FileSystem<S>, from: u64, mapped: Vec<FileExtent>) -> Result<Self> {
         let bad = |block, what: &str| Error::damaged(block, "superblock of the journal", what);
         let Some(start) = mapped.first().filter(|first| first.logical == 0) else {
             return Err(bad(from, "there is none"));
@@ -175,7 +175,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
     /// All its blocks but its superblock.
     pub fn blocks(&self) -> Bits {
         let mut blocks = Bits::default();
-        let ranges = self.mapped.iter().map(Mapped::range);
+        let ranges = self.mapped.iter().map(FileExtent::range);
         ranges.for_each(|range| blocks.insert(range));
         blocks.remove(self.superblock_at..self.superblock_at + 1);
         blocks
@@ -268,17 +268,17 @@ impl<'a, S: ReadAt> Log<'a, S> {
     ///
     /// # Errors
     /// [`Error::Unfit`], [`Error::Damaged`], [`Error::Read`].
-    pub fn read(&self) -> Result<Whole> {
+    pub fn read(&self) -> Result<Transactions> {
         self.check()?;
-        let mut whole = Whole {
+        let mut whole = Transactions {
             next_sequence: be32(&self.superblock, at::SEQUENCE),
-            ..Whole::default()
+            ..Transactions::default()
         };
         if self.is_empty() {
             return Ok(whole);
         }
         let mut cursor = be32(&self.superblock, at::START);
-        let mut open = Open::default();
+        let mut open = OpenTransaction::default();
         let mut last_time = 0;
         // It cannot go round more than once.
         let mut left = self.end - self.first;
@@ -316,7 +316,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
         self.first + (at % len) as u32
     }
 
-    fn close(&self, open: Open, whole: &mut Whole) {
+    fn close(&self, open: OpenTransaction, whole: &mut Transactions) {
         whole.copies.extend(open.copies);
         for block in open.revoked {
             whole.revoked.insert(block, whole.next_sequence);
@@ -332,7 +332,13 @@ impl<'a, S: ReadAt> Log<'a, S> {
     }
 
     /// Notes the blocks of data that follow a descriptor.
-    fn descriptor(&self, at: u32, bytes: &[u8], sequence: u32, open: &mut Open) -> Result<()> {
+    fn descriptor(
+        &self,
+        at: u32,
+        bytes: &[u8],
+        sequence: u32,
+        open: &mut OpenTransaction,
+    ) -> Result<()> {
         if !self.is_right(bytes) {
             open.doubtful.get_or_insert(at);
         }
@@ -393,7 +399,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
     }
 
     /// Notes blocks that were given up: what was written to them before is not to be replayed.
-    fn revokes(&self, at: u32, bytes: &[u8], open: &mut Open) -> Result<()> {
+    fn revokes(&self, at: u32, bytes: &[u8], open: &mut OpenTransaction) -> Result<()> {
         if !self.is_right(bytes) {
             open.doubtful.get_or_insert(at);
             return Ok(());
@@ -422,7 +428,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
         &self,
         at: u32,
         bytes: &[u8],
-        open: &Open,
+        open: &OpenTransaction,
         (time, last_time): (u64, u64),
     ) -> Result<bool> {
         let stored = be32(bytes, COMMIT_CHECKSUM_AT);

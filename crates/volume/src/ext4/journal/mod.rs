@@ -9,10 +9,10 @@ use abi::bits::Bits;
 
 use super::features::incompat;
 use super::raw::u32_at;
-use super::{FileSystem, Met};
+use super::{BlockItem, FileSystem};
 use crate::{Error, ReadAt, Result};
 
-pub use replay::{Patches, Replayed};
+pub use replay::{Patches, ReplayedSource};
 
 use log::Log;
 
@@ -90,7 +90,7 @@ impl<S: ReadAt> FileSystem<S> {
         let journal = self.inode(self.sb.journal_inode, 0)?;
         let mut mapped = Vec::new();
         self.walk_blocks(&journal, &mut |met| {
-            if let Met::Blocks(one) = met {
+            if let BlockItem::Blocks(one) = met {
                 mapped.push(one);
             }
             Ok(())

@@ -159,12 +159,12 @@ fn mark_empty(superblock: &mut [u8], sequence: u32, has_checksum: bool) {
 
 /// What has bytes, with others in their place.
 #[derive(Debug)]
-pub struct Replayed<S> {
+pub struct ReplayedSource<S> {
     source: S,
     patches: Patches,
 }
 
-impl<S: ReadAt> Replayed<S> {
+impl<S: ReadAt> ReplayedSource<S> {
     /// Reads `source` with the blocks of its journal in their places.
     pub const fn new(source: S, patches: Patches) -> Self {
         Self { source, patches }
@@ -184,7 +184,7 @@ impl<S: ReadAt> Replayed<S> {
     }
 }
 
-impl<S: ReadAt> ReadAt for Replayed<S> {
+impl<S: ReadAt> ReadAt for ReplayedSource<S> {
     fn len_bytes(&self) -> u64 {
         self.source.len_bytes()
     }

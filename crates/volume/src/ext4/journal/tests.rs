@@ -6,21 +6,21 @@ use std::path::Path;
 use testkit::volumes::{make, noise, run};
 
 use super::*;
-use crate::Opened;
+use crate::OpenFile;
 
-fn open(path: &Path) -> FileSystem<Opened> {
+fn open(path: &Path) -> FileSystem<OpenFile> {
     let file = File::open(path).unwrap();
     let len = file.metadata().unwrap().len();
-    FileSystem::open(Opened::new(file, len)).unwrap()
+    FileSystem::open(OpenFile::new(file, len)).unwrap()
 }
 
 /// A file system with a journal of three transactions.
-struct Made {
+struct SampleVolume {
     folder: tempfile::TempDir,
     block_bytes: usize,
 }
 
-impl Made {
+impl SampleVolume {
     /// Makes one; `checksums` is what debugfs is told of them.
     fn new(options: &[&str], checksums: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -95,14 +95,14 @@ const KINDS: [(&[&str], &[&str]); 5] = [
 #[test]
 fn every_kind_of_journal_is_replayed_as_e2fsck_does() {
     for (options, checksums) in KINDS {
-        let made = Made::new(options, checksums);
+        let made = SampleVolume::new(options, checksums);
         let before = open(&made.path());
         let patches = before.patches().unwrap();
         let log = before.log().unwrap().unwrap();
         let (superblock_at, blocks) = (log.superblock_at, log.blocks());
         drop(log);
         let len_bytes = before.source().len_bytes();
-        let replayed = Replayed::new(before.source, patches);
+        let replayed = ReplayedSource::new(before.source, patches);
         assert!(replayed.count() >= 5, "{options:?}: {}", replayed.count());
         let mut ours = vec![0; len_bytes as usize];
         replayed.read_at(0, &mut ours).unwrap();
@@ -127,7 +127,7 @@ fn every_kind_of_journal_is_replayed_as_e2fsck_does() {
 
 #[test]
 fn what_is_not_whole_is_not_replayed() {
-    let made = Made::new(&["-O", "^metadata_csum"], &[]);
+    let made = SampleVolume::new(&["-O", "^metadata_csum"], &[]);
     let mut bytes = fs::read(made.path()).unwrap();
     let fs = open(&made.path());
     let whole = fs.patches().unwrap().count();
@@ -143,7 +143,7 @@ fn what_is_not_whole_is_not_replayed() {
 
 #[test]
 fn damage_in_the_journal_is_named() {
-    let made = Made::new(&["-O", "metadata_csum"], &["-c", "-v", "3"]);
+    let made = SampleVolume::new(&["-O", "metadata_csum"], &["-c", "-v", "3"]);
     let error = |block, at| made.error(block, at).unwrap_or_default();
     let superblock = error(0, 0x10);
     assert!(
@@ -163,14 +163,14 @@ fn damage_in_the_journal_is_named() {
     let commit = error(5, 0x100);
     assert!(commit.contains("checksum of the transaction"), "{commit}");
     assert_eq!(made.error(200, 0), None);
-    let older = Made::new(&["-O", "^metadata_csum"], &["-c", "-v", "1"]);
+    let older = SampleVolume::new(&["-O", "^metadata_csum"], &["-c", "-v", "1"]);
     let data = older.error(2, 77).unwrap_or_default();
     assert!(data.contains("checksum of the transaction"), "{data}");
 }
 
 #[test]
 fn what_is_not_replayed_here_is_refused_by_name() {
-    let made = Made::new(&["-O", "^metadata_csum"], &[]);
+    let made = SampleVolume::new(&["-O", "^metadata_csum"], &[]);
     let bytes = fs::read(made.path()).unwrap();
     let fs = open(&made.path());
     let log = fs.log().unwrap().unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use abi::bits::Bits;
 use image::PAGE_BYTES;
 
-use crate::ext4::{FileSystem, Kind, Met, ROOT};
+use crate::ext4::{BlockItem, FileSystem, Kind, ROOT};
 use crate::{Error, ReadAt, Result};
 
 /// Pages that cannot be read.
@@ -20,7 +20,7 @@ pub struct BadPages {
 
 /// A block that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bad {
+pub struct BadBlock {
     /// Its number.
     pub block: u64,
     /// Whose it is.
@@ -50,7 +50,7 @@ impl BadPages {
 }
 
 /// Says whose each block of some pages is, as far as that can be read.
-pub fn owners<S: ReadAt>(fs: &FileSystem<S>, pages: &Bits) -> Vec<Bad> {
+pub fn owners<S: ReadAt>(fs: &FileSystem<S>, pages: &Bits) -> Vec<BadBlock> {
     let block_bytes = u64::from(fs.superblock().block_bytes);
     let page_bytes = PAGE_BYTES as u64;
     let mut blocks = Bits::default();
@@ -68,8 +68,8 @@ pub fn owners<S: ReadAt>(fs: &FileSystem<S>, pages: &Bits) -> Vec<Bad> {
         if is_file && !inode.is_inline() && inode.short_target().is_none() {
             let _ = fs.walk_blocks(&inode, &mut |met| {
                 let range = match met {
-                    Met::Tree(block) => block..block + 1,
-                    Met::Blocks(mapped) => mapped.range(),
+                    BlockItem::Tree(block) => block..block + 1,
+                    BlockItem::Blocks(mapped) => mapped.range(),
                 };
                 let own = range.filter(|block| blocks.contains(*block));
                 inodes.extend(own.map(|block| (block, inode.number)));
@@ -87,7 +87,7 @@ pub fn owners<S: ReadAt>(fs: &FileSystem<S>, pages: &Bits) -> Vec<Bad> {
                 Some(path) => format!("of {path} (inode {inode})"),
             },
         };
-        Bad { block, owner }
+        BadBlock { block, owner }
     });
     bad.collect()
 }

@@ -15,12 +15,12 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::attributes::{self, BLOCK_OF_DUMP_MAX_BYTES};
-use super::folder::{self, FOLDER_MAX_BYTES, Named};
+use super::folder::{self, DirectoryEntry, FOLDER_MAX_BYTES};
 use super::record::{Facts, Header, Stamp};
 use super::stream::{Stream, has};
 use crate::dump::Progress;
 use crate::ext4::{ROOT, Time};
-use crate::extract::LeftOut;
+use crate::extract::Omission;
 use crate::metadata::Metadata;
 use crate::{Error, Result};
 
@@ -36,7 +36,7 @@ struct Folder {
 }
 
 /// The files of streams.
-pub struct Made<'a> {
+pub struct TreeBuilder<'a> {
     root: BorrowedFd<'a>,
     /// Where they are under their numbers.
     numbers: OwnedFd,
@@ -46,7 +46,7 @@ pub struct Made<'a> {
     left_out: BTreeMap<u32, Vec<String>>,
 }
 
-impl<'a> Made<'a> {
+impl<'a> TreeBuilder<'a> {
     /// None so far, in a file system with nothing in its root.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl<'a> Made<'a> {
             self.leave_out(number, what);
         }
         let entries = read.entries.into_iter();
-        let entries = entries.map(|Named { inode, name, .. }| (name, inode));
+        let entries = entries.map(|DirectoryEntry { inode, name, .. }| (name, inode));
         let folder = Folder {
             entries: entries.collect(),
             metadata: self.metadata(stream, header)?,
@@ -235,7 +235,7 @@ impl<'a> Made<'a> {
     /// # Errors
     /// [`Error::Unfit`] where there is no root directory, or a directory has two names;
     /// [`Error::File`].
-    pub fn finish(mut self) -> Result<(u64, u64, Vec<LeftOut>)> {
+    pub fn finish(mut self) -> Result<(u64, u64, Vec<Omission>)> {
         let order = self.order()?;
         let mut names: HashMap<u32, u32> = HashMap::new();
         for number in &order.folders {
@@ -268,7 +268,7 @@ impl<'a> Made<'a> {
         rustix::fs::syncfs(&self.numbers).map_err(Error::file("write", "/"))?;
         let left_out = self.left_out.into_iter().flat_map(|(number, all)| {
             let path = order.path_of(number);
-            let told = move |what| LeftOut {
+            let told = move |what| Omission {
                 path: path.clone(),
                 what,
             };

@@ -32,9 +32,9 @@ impl Piece {
 /// Pages that are still to come, by the address of each piece. Pieces that touch stay apart: the
 /// kernel copies into one mapping at a time.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Owed(BTreeMap<Addr, (Addr, u64)>);
+pub(super) struct MissingPages(BTreeMap<Addr, (Addr, u64)>);
 
-impl Owed {
+impl MissingPages {
     /// Notes pages that are to come where none are so far.
     pub fn add(&mut self, piece: Piece) {
         if !piece.span.is_empty() {
@@ -151,13 +151,13 @@ mod tests {
         Piece { span, first_page }
     }
 
-    fn owed(pieces: &[Piece]) -> Owed {
-        let mut owed = Owed::default();
+    fn owed(pieces: &[Piece]) -> MissingPages {
+        let mut owed = MissingPages::default();
         pieces.iter().for_each(|piece| owed.add(*piece));
         owed
     }
 
-    fn all(owed: &Owed) -> Vec<Piece> {
+    fn all(owed: &MissingPages) -> Vec<Piece> {
         let mut all = Vec::new();
         let mut at = Addr(0);
         while let Some(piece) = owed.from(at) {

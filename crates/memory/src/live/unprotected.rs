@@ -9,12 +9,12 @@ use abi::spans::Spans;
 /// Pages whose protection was lifted. To add or to take some takes the same time however many
 /// others there are: the thread that lifts protection waits meanwhile, and who writes for that.
 #[derive(Debug, Default)]
-pub struct Lifted {
+pub struct UnprotectedPages {
     /// By block.
     masks: BTreeMap<u64, u16>,
 }
 
-impl Lifted {
+impl UnprotectedPages {
     /// Adds pages.
     pub fn add(&mut self, span: Span) {
         if span.is_empty() {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn what_was_added_is_taken_once() {
-        let mut lifted = Lifted::default();
+        let mut lifted = UnprotectedPages::default();
         for (first, end) in [(64, 80), (3, 4), (14, 34), (3, 5), (7, 7)] {
             lifted.add(pages(first, end));
         }

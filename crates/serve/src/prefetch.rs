@@ -39,7 +39,7 @@ struct Stream {
 
 /// What threads that bring pages in ahead have in common.
 #[derive(Debug, Default)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetcher {
     stream: Mutex<Stream>,
     more: Condvar,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Ahead {
 /// Consecutive pages of a region that are to be brought in.
 pub(crate) type Piece = (usize, Range<u64>);
 
-impl Ahead {
+impl Prefetcher {
     /// Notes that a thread waited for `pages` of region `number`, which has `len`. The second one
     /// in order has more brought in, and each one after twice that. Pages that nobody has to bring
     /// in, as they are there or left to the kernel, do not count in that order.
@@ -147,19 +147,19 @@ mod tests {
 
     /// Pages of a size, of which those of each second piece of so many are left to the kernel;
     /// none where there is no such piece.
-    struct Known {
+    struct TestPages {
         page_bytes: u64,
         holes_of: Option<u64>,
     }
 
-    const fn whole(page_bytes: u64) -> Known {
-        Known {
+    const fn whole(page_bytes: u64) -> TestPages {
+        TestPages {
             page_bytes,
             holes_of: None,
         }
     }
 
-    impl Pages for Known {
+    impl Pages for TestPages {
         fn page_bytes(&self, _: usize) -> u64 {
             self.page_bytes
         }
@@ -180,21 +180,21 @@ mod tests {
         }
     }
 
-    fn taken(ahead: &Ahead, page_bytes: u64) -> Vec<Piece> {
+    fn taken(ahead: &Prefetcher, page_bytes: u64) -> Vec<Piece> {
         taken_of(ahead, &whole(page_bytes))
     }
 
-    fn taken_of(ahead: &Ahead, known: &Known) -> Vec<Piece> {
+    fn taken_of(ahead: &Prefetcher, known: &TestPages) -> Vec<Piece> {
         std::iter::from_fn(|| ahead.take(known)).collect()
     }
 
     #[test]
     fn pages_left_to_the_kernel_are_no_break_of_the_order() {
-        let known = Known {
+        let known = TestPages {
             page_bytes: 4096,
             holes_of: Some(16),
         };
-        let ahead = Ahead::default();
+        let ahead = Prefetcher::default();
         ahead.note(0, 32..48, 1000, &known);
         ahead.note(0, 64..80, 1000, &known);
         // A window of 256 pages, without those of the holes.
@@ -212,11 +212,11 @@ mod tests {
 
     #[test]
     fn huge_pages_with_holes_between_them_come_ahead() {
-        let known = Known {
+        let known = TestPages {
             page_bytes: HUGE,
             holes_of: Some(1),
         };
-        let ahead = Ahead::default();
+        let ahead = Prefetcher::default();
         ahead.note(0, 2..3, 40, &known);
         ahead.note(0, 4..5, 40, &known);
         assert_eq!(taken_of(&ahead, &known), [(0, 6..7), (0, 8..9)]);
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn who_goes_in_order_has_more_brought_in() {
-        let ahead = Ahead::default();
+        let ahead = Prefetcher::default();
         ahead.note(1, 10..11, 100, &whole(HUGE));
         assert_eq!(taken(&ahead, HUGE), []);
         ahead.note(1, 11..12, 100, &whole(HUGE));
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn who_jumps_has_nothing_more() {
-        let ahead = Ahead::default();
+        let ahead = Prefetcher::default();
         for (number, page) in [(0, 5), (0, 900), (1, 901), (1, 17), (0, 18)] {
             ahead.note(number, page..page + 1, 1000, &whole(4096));
             assert_eq!(taken(&ahead, 4096), []);

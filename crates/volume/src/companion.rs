@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use image::{SpaceId, Writer};
 
-use crate::bad;
+use crate::bad_pages;
 use crate::device::Volume;
-use crate::dump::{DumpOptions, Dumped, Parent, Progress, open};
+use crate::dump::{DumpOptions, DumpSummary, Parent, Progress, open};
 use crate::inside::refuse_inside;
-use crate::mounted::{Draft, Live, too_long};
+use crate::mounted::{Draft, LiveDump, too_long};
 use crate::place::{self, BESIDE};
 use crate::tables::Pieces;
 use crate::{Error, Result};
@@ -21,13 +21,13 @@ const LITTLE: Duration = Duration::from_millis(250);
 const ROUNDS_MAX: u32 = 4;
 
 /// A mounted volume that is to be in an image of something else.
-pub struct Beside {
+pub struct CompanionVolume {
     options: DumpOptions,
     volume: Volume,
     parent: Option<Parent>,
 }
 
-impl Beside {
+impl CompanionVolume {
     /// Opens the volume, and the image that the new one is over, where that has a volume.
     ///
     /// # Errors
@@ -81,13 +81,13 @@ impl Beside {
     ///
     /// # Errors
     /// Those of [`crate::dump()`].
-    pub fn begin(&self, writer: &Writer, progress: Progress<'_>) -> Result<UnderWay<'_>> {
+    pub fn begin(&self, writer: &Writer, progress: Progress<'_>) -> Result<CompanionDump<'_>> {
         let begun = self.read_ahead(writer, progress);
-        begun.map_err(|error| bad::named(error, || open(&self.volume)))
+        begun.map_err(|error| bad_pages::named(error, || open(&self.volume)))
     }
 
-    fn read_ahead(&self, writer: &Writer, progress: Progress<'_>) -> Result<UnderWay<'_>> {
-        let mut live = Live::begin(&self.options, &self.volume, self.parent.as_ref())?;
+    fn read_ahead(&self, writer: &Writer, progress: Progress<'_>) -> Result<CompanionDump<'_>> {
+        let mut live = LiveDump::begin(&self.options, &self.volume, self.parent.as_ref())?;
         if let Some(parent) = &self.parent {
             parent.check(&live.state)?;
         }
@@ -105,7 +105,7 @@ impl Beside {
             live.read_missing(draft, progress)?;
         }
         let known = live.prepare()?;
-        Ok(UnderWay {
+        Ok(CompanionDump {
             beside: self,
             live,
             known,
@@ -115,14 +115,14 @@ impl Beside {
 }
 
 /// A volume most of which was read.
-pub struct UnderWay<'a> {
-    beside: &'a Beside,
-    live: Live<'a>,
+pub struct CompanionDump<'a> {
+    beside: &'a CompanionVolume,
+    live: LiveDump<'a>,
     known: Pieces,
     space: SpaceId,
 }
 
-impl UnderWay<'_> {
+impl CompanionDump<'_> {
     /// Freezes the volume, reads what has changed and thaws it; this is the instant. It may be
     /// called again: then the last one is it. Who is saved with it must not run, and can
     /// therefore not wait for the volume.
@@ -134,7 +134,7 @@ impl UnderWay<'_> {
         let read = self
             .live
             .freeze_and_try(&self.known, Draft { writer, space });
-        match read.map_err(|error| bad::named(error, || open(&self.beside.volume)))? {
+        match read.map_err(|error| bad_pages::named(error, || open(&self.beside.volume)))? {
             true => Ok(()),
             false => Err(too_long(&self.beside.options)),
         }
@@ -144,7 +144,7 @@ impl UnderWay<'_> {
     ///
     /// # Errors
     /// [`Error::Image`].
-    pub fn put(self, writer: &Writer) -> Result<Dumped> {
+    pub fn put(self, writer: &Writer) -> Result<DumpSummary> {
         let space = self.space;
         let (dumped, _) = self.live.put(Draft { writer, space })?;
         Ok(dumped)

@@ -22,12 +22,12 @@ const STEP_PAGES: u64 = 256;
 
 /// Checksums of pages with nothing but blocks of the file system's own, as they were read last.
 #[derive(Default)]
-pub struct Seen {
+pub struct PageSums {
     pages: Bits,
     sums: Mutex<HashMap<u64, u128>>,
 }
 
-impl Seen {
+impl PageSums {
     /// Notes pages of what is in use at this survey, and no others, from now on.
     pub fn watch(&mut self, survey: &Survey, block_bytes: u32) {
         self.pages = own_pages(survey, block_bytes);
@@ -89,9 +89,9 @@ mod tests {
     use testkit::volumes::{make, populate, run};
 
     use super::*;
-    use crate::bad::BadPages;
+    use crate::bad_pages::BadPages;
     use crate::ext4::{FileSystem, Time};
-    use crate::pace::Pace;
+    use crate::pace::RateLimit;
     use crate::place::VOLUME;
     use crate::source::IoContext;
     use crate::tables::Pieces;
@@ -99,7 +99,7 @@ mod tests {
     /// Does `work` with a survey of the file system in a file, and its blocks.
     fn survey<T>(
         path: &std::path::Path,
-        seen: Option<&Seen>,
+        seen: Option<&PageSums>,
         work: impl FnOnce(&Survey, &Blocks<'_>) -> T,
     ) -> T {
         let fs = FileSystem::open(std::fs::read(path).unwrap()).unwrap();
@@ -113,7 +113,7 @@ mod tests {
             block_bytes: fs.superblock().block_bytes,
             replayed: None,
             context: IoContext::Separate,
-            pace: &Pace::new(None),
+            pace: &RateLimit::new(None),
             bad: &BadPages::new(false),
             seen,
         };
@@ -128,7 +128,7 @@ mod tests {
             std::fs::create_dir(&tree).unwrap();
             populate(&tree, false);
             make(&file, "64M", &["-b", &block_bytes.to_string()], Some(&tree));
-            let mut seen = Seen::default();
+            let mut seen = PageSums::default();
             survey(&file, None, |survey, _| seen.watch(survey, block_bytes));
             let all = survey(&file, Some(&seen), |survey, blocks| {
                 let pages = pages_of(&survey.live, block_bytes);

@@ -9,7 +9,7 @@ use crate::values::size;
 
 /// How fast, how early and by how many threads.
 #[derive(Debug, Args)]
-pub struct ReadingArgs {
+pub struct ReadArgs {
     /// How it is read: by one thread that has many reads under way, or by several, each of which
     /// the disk's scheduler takes for somebody else
     #[arg(
@@ -36,7 +36,7 @@ enum Context {
     Separate,
 }
 
-impl ReadingArgs {
+impl ReadArgs {
     /// Has the class hold from now on, and gives the others.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::{Error, Extent, Result, Source, workers};
 const SPARE: usize = 4;
 
 /// Batches of one source that can be read ahead.
-pub struct Ahead<'a> {
+pub struct Readahead<'a> {
     pub source: &'a dyn Source,
     pub queue: Box<dyn Queue + Send + 'a>,
     pub batch_bytes: usize,
@@ -39,12 +39,12 @@ struct State {
     is_over: bool,
 }
 
-struct Shared {
+struct QueueState {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Shared {
+impl QueueState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,7 +96,7 @@ impl Shared {
     }
 }
 
-impl Ahead<'_> {
+impl Readahead<'_> {
     /// Reads `count` batches, and has workers on `threads` threads do `work` with each, in whatever
     /// order they come; `pieces` are those of a batch.
     ///
@@ -113,7 +113,7 @@ impl Ahead<'_> {
         let depth = self.queue.depth();
         let buffers = (depth + SPARE).min(count);
         let free = (0..buffers).map(|_| Buffer::new(self.batch_bytes));
-        let shared = Shared {
+        let shared = QueueState {
             state: Mutex::new(State {
                 free: free.collect(),
                 ..State::default()
@@ -159,7 +159,7 @@ fn read_all(
     queue: &mut dyn Queue,
     count: usize,
     pieces: &dyn Fn(usize) -> Vec<Extent>,
-    shared: &Shared,
+    shared: &QueueState,
 ) -> Result<()> {
     let (mut next, mut under_way) = (0, 0);
     loop {
@@ -219,9 +219,9 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Late(Vec<(usize, Buffer, bool)>);
+    struct LateQueue(Vec<(usize, Buffer, bool)>);
 
-    impl Queue for Late {
+    impl Queue for LateQueue {
         fn depth(&self) -> usize {
             3
         }
@@ -252,9 +252,9 @@ mod tests {
 
     fn each(source: &Numbers, fail_at: Option<usize>) -> Result<Vec<usize>> {
         let seen = Mutex::new(Vec::new());
-        let ahead = Ahead {
+        let ahead = Readahead {
             source,
-            queue: Box::<Late>::default(),
+            queue: Box::<LateQueue>::default(),
             batch_bytes: 3 * PAGE_BYTES,
         };
         ahead.each(

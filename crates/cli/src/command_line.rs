@@ -186,11 +186,11 @@ pub struct Words {
 
 /// A command line that was understood.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct CommandLine {
     /// The command; none when there was none or it is unknown.
     pub command: Option<Command>,
     /// What was given, in its order; none of it where help was asked for.
-    pub given: Vec<Given>,
+    pub given: Vec<GivenOption>,
     /// What is no option, and what stands behind the command.
     pub rest: Vec<OsString>,
     /// Options that were accepted although they have no effect on this command.
@@ -201,14 +201,14 @@ pub struct Reading {
 
 /// An option that was given.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct GivenOption {
     /// Which one.
     pub flag: &'static Flag,
     /// Its argument.
     pub value: Option<OsString>,
 }
 
-impl Reading {
+impl CommandLine {
     /// The words for a parser, without the program's and the command's name.
     pub fn words(&self) -> Vec<OsString> {
         let given = self.given.iter();
@@ -228,7 +228,7 @@ struct Occurrence {
 
 /// Everything found in the sources, before it is folded.
 #[derive(Debug, Default)]
-struct Found {
+struct RawArguments {
     occurrences: Vec<Occurrence>,
     positionals: Vec<OsString>,
     unknown: Vec<OsString>,
@@ -238,18 +238,18 @@ struct Found {
 ///
 /// # Errors
 /// The first word that is no option, lacks its argument, or is not supported yet.
-pub fn read(sources: &[Words]) -> Result<Reading, Error> {
+pub fn read(sources: &[Words]) -> Result<CommandLine, Error> {
     if let [line] = sources
         && let Some((name, words)) = line.words.split_first()
         && let Some(command) = Command::named(name).filter(|command| command.is_own())
     {
-        return Ok(Reading {
+        return Ok(CommandLine {
             command: Some(command),
             rest: words.to_vec(),
-            ..Reading::default()
+            ..CommandLine::default()
         });
     }
-    let mut found = Found::default();
+    let mut found = RawArguments::default();
     for source in sources {
         scan(source, &mut found)?;
     }
@@ -275,7 +275,7 @@ pub fn configuration(words: &[OsString]) -> (bool, Option<OsString>) {
     (defaults && file.is_none(), file)
 }
 
-fn scan(source: &Words, found: &mut Found) -> Result<(), Error> {
+fn scan(source: &Words, found: &mut RawArguments) -> Result<(), Error> {
     let mut words = source.words.iter();
     while let Some(word) = words.next() {
         let bytes = word.as_bytes();
@@ -302,7 +302,7 @@ fn scan_long<'a>(
     word: &OsStr,
     rest: &mut impl Iterator<Item = &'a OsString>,
     source: &Words,
-    found: &mut Found,
+    found: &mut RawArguments,
 ) -> Result<(), Error> {
     let (name, value) = match long.iter().position(|&b| b == b'=') {
         Some(at) => (
@@ -343,7 +343,7 @@ fn scan_letters<'a>(
     word: &OsStr,
     rest: &mut impl Iterator<Item = &'a OsString>,
     source: &Words,
-    found: &mut Found,
+    found: &mut RawArguments,
 ) -> Result<(), Error> {
     for (index, &letter) in letters.iter().enumerate() {
         let origin = source.origin.clone();
@@ -383,7 +383,7 @@ fn scan_letters<'a>(
     Ok(())
 }
 
-fn push(found: &mut Found, occurrence: Occurrence) -> Result<(), Error> {
+fn push(found: &mut RawArguments, occurrence: Occurrence) -> Result<(), Error> {
     let Occurrence {
         flag,
         value,
@@ -463,13 +463,13 @@ fn lookup(name: &[u8], origin: &Origin) -> Result<Option<(&'static Flag, bool)>,
 }
 
 /// Makes one statement of all occurrences of an option, and words of the statements.
-fn fold(found: Found) -> Result<Reading, Error> {
-    let Found {
+fn fold(found: RawArguments) -> Result<CommandLine, Error> {
+    let RawArguments {
         occurrences,
         positionals,
         unknown,
     } = found;
-    let mut reading = Reading::default();
+    let mut reading = CommandLine::default();
     if let Some(name) = positionals.first() {
         reading.command = Command::named(name);
         if let Some(refused) = REFUSED_COMMANDS.iter().find(|refused| *name == **refused) {
@@ -517,7 +517,7 @@ fn overrides(later: &Flag, earlier: &Flag) -> bool {
 }
 
 /// Adds what an option says to the reading.
-fn state(one: &Occurrence, command: Command, reading: &mut Reading) -> Result<(), Error> {
+fn state(one: &Occurrence, command: Command, reading: &mut CommandLine) -> Result<(), Error> {
     let Occurrence {
         flag,
         on,
@@ -545,7 +545,7 @@ fn state(one: &Occurrence, command: Command, reading: &mut Reading) -> Result<()
             // That the image is to be on the disk is not said: what is, is that it need not.
             if *on != (flag.name == "sync") {
                 let value = value.clone();
-                reading.given.push(Given { flag, value });
+                reading.given.push(GivenOption { flag, value });
             }
         }
     }
@@ -562,7 +562,7 @@ fn word(name: &str, value: Option<&OsStr>) -> OsString {
 }
 
 /// Adds up `-v`, `-vv`, `-v4` and `--verbosity=4`, in their order.
-fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
+fn fold_verbosity(occurrences: &[Occurrence], reading: &mut CommandLine) {
     let mut level = None;
     for one in occurrences
         .iter()
@@ -572,7 +572,7 @@ fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
         level = Some(crate::verbosity::more(level, argument));
     }
     if let Some(level) = level {
-        reading.given.push(Given {
+        reading.given.push(GivenOption {
             flag: Flag::named("verbosity"),
             value: Some(level.to_string().into()),
         });
