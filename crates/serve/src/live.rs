@@ -2,7 +2,7 @@
 //!
 //! At the instant ([`Session::diff_live`]) all pages that the layer is to have are protected, or
 //! saved at once where that cannot be. Who writes to one of them afterwards waits until it is saved
-//! ([`Pending::save`]); while pages are being given up, all are saved before it is heard which
+//! ([`PendingPages::save`]); while pages are being given up, all are saved before it is heard which
 //! ([`Session::may_read`]). [`LiveDiff::finish`] copies them.
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,7 +21,7 @@ use crate::ability::register;
 use crate::bits::{self, Bits};
 use crate::diff::{DiffSpans, count, extents, inherit_rest, wait_for_change};
 use crate::ledger::EVENTS_MAX;
-use crate::pending::{Part, Pending, extent};
+use crate::pending::{Part, PendingPages, extent};
 use crate::region::PageStates;
 use crate::session::lock;
 use crate::{Ability, Difference, Error, Region, Result, Session};
@@ -45,7 +45,7 @@ pub struct LiveDiff<'a> {
     session: &'a Session,
     writer: &'a Writer,
     parent: Arc<Reader>,
-    pending: Arc<Pending>,
+    pending: Arc<PendingPages>,
     copied: Arc<CopyProgress>,
     /// Which pages of each region have to be compared with what was before.
     doubtful: Vec<Bits>,
@@ -83,7 +83,11 @@ impl Session {
             session: self,
             writer,
             parent,
-            pending: Arc::new(Pending::new(&self.regions, &self.process, copied.clone())),
+            pending: Arc::new(PendingPages::new(
+                &self.regions,
+                &self.process,
+                copied.clone(),
+            )),
             copied: copied.clone(),
             doubtful: doubtful.collect(),
             stored: Vec::new(),
@@ -99,13 +103,13 @@ impl Session {
     }
 
     /// What a live difference has not copied yet.
-    pub(crate) fn pending(&self) -> Option<Arc<Pending>> {
+    pub(crate) fn pending(&self) -> Option<Arc<PendingPages>> {
         lock(&self.pending).clone()
     }
 
     /// How many events may be read now, so that nothing is given up that is not saved: as soon as
     /// that is read, it may be gone. When `all_saved`, any.
-    pub(crate) fn may_read(&self, pending: &Pending, all_saved: &mut bool) -> Result<usize> {
+    pub(crate) fn may_read(&self, pending: &PendingPages, all_saved: &mut bool) -> Result<usize> {
         let Some(page) = pending.first_open() else {
             *all_saved = true;
             return Ok(EVENTS_MAX);

@@ -33,9 +33,9 @@ pub(crate) type Part = (usize, Range<u64>);
 /// Pages of one instant that are still wanted. None of them changes before it is saved: a thread
 /// that writes to one waits until then.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingPages {
     /// As those of [`crate::Session`].
-    parts: Vec<PendingPages>,
+    parts: Vec<RegionPages>,
     memory: TaskMemory,
     saved: Mutex<SavedPages>,
     /// Some of them have changed before they were saved.
@@ -45,7 +45,7 @@ pub(crate) struct Pending {
 
 /// Those of a region, by number. They change while `saved` is locked.
 #[derive(Debug)]
-struct PendingPages {
+struct RegionPages {
     region: Region,
     /// All.
     all: Bits,
@@ -60,14 +60,14 @@ struct SavedPages {
     bytes: u64,
 }
 
-impl Pending {
+impl PendingPages {
     /// None of the pages of a target.
     pub fn new(
         regions: &[(Region, PageStates)],
         process: &Process,
         copied: Arc<CopyProgress>,
     ) -> Self {
-        let wanted = |(region, _): &(Region, PageStates)| PendingPages {
+        let wanted = |(region, _): &(Region, PageStates)| RegionPages {
             region: *region,
             all: bits::none(region.len()),
             open: bits::none(region.len()),
@@ -94,7 +94,7 @@ impl Pending {
     /// # Errors
     /// Those of reading.
     pub fn want_saved(&self, (number, pages): Part) -> Result<()> {
-        let PendingPages { region, all, .. } = &self.parts[number];
+        let RegionPages { region, all, .. } = &self.parts[number];
         let page_bytes = region.granule_bytes();
         let mut bytes = vec![0; ((pages.end - pages.start) * page_bytes) as usize];
         self.memory.read(&[extent(region, &pages)], &mut bytes)?;
@@ -114,7 +114,7 @@ impl Pending {
     /// Saves a page before it changes, where it is wanted; whether it may change now. Otherwise
     /// others have to be copied first.
     pub fn save(&self, number: usize, page: u64) -> bool {
-        let PendingPages { region, open, .. } = &self.parts[number];
+        let RegionPages { region, open, .. } = &self.parts[number];
         if self.is_lost() || !open.contains(page) {
             return true;
         }
@@ -129,7 +129,7 @@ impl Pending {
     /// Saves everything, as some of it is being given up and it is not known what.
     pub fn save_all(&self) {
         let mut saved = lock(&self.saved);
-        for (number, PendingPages { region, open, .. }) in self.parts.iter().enumerate() {
+        for (number, RegionPages { region, open, .. }) in self.parts.iter().enumerate() {
             let most = (TOGETHER_BYTES / region.granule_bytes()).max(1);
             let mut at = open.next(0, true);
             while at < region.len() && saved.bytes < GIVEN_UP_MAX_BYTES && !self.is_lost() {
@@ -143,7 +143,7 @@ impl Pending {
     /// Saves what is open of a few pages. They are there: what is given up is saved before we hear
     /// that it is, so to read them waits for nobody.
     fn save_open(&self, saved: &mut SavedPages, number: usize, pages: Range<u64>) {
-        let PendingPages { region, open, .. } = &self.parts[number];
+        let RegionPages { region, open, .. } = &self.parts[number];
         let pages = pages.start..open.next(pages.start, false).min(pages.end);
         let page_bytes = region.granule_bytes() as usize;
         let mut bytes = vec![0; (pages.end - pages.start) as usize * page_bytes];
@@ -165,7 +165,7 @@ impl Pending {
 
     /// Some page that is not saved, where there is one.
     pub fn first_open(&self) -> Option<Span> {
-        let first = |PendingPages { region, open, .. }: &PendingPages| {
+        let first = |RegionPages { region, open, .. }: &RegionPages| {
             let page = open.next(0, true);
             (page < region.len()).then(|| region.span_of(&(page..page + 1)))
         };
@@ -178,7 +178,7 @@ impl Pending {
     /// Notes that `span` is given up, of which everything should have been saved.
     pub fn note_removed(&self, span: Span) {
         let _saved = lock(&self.saved);
-        for PendingPages { region, open, .. } in &self.parts {
+        for RegionPages { region, open, .. } in &self.parts {
             let (whole, cut) = region.numbers_of(span);
             let lost = open.next(whole.start, true) < whole.end;
             if lost || cut.into_iter().any(|page| open.contains(page)) {
@@ -215,7 +215,7 @@ impl Pending {
         if !parts.is_empty() {
             return parts;
         }
-        for (number, PendingPages { region, all, .. }) in self.parts.iter().enumerate() {
+        for (number, RegionPages { region, all, .. }) in self.parts.iter().enumerate() {
             let page_bytes = region.granule_bytes();
             let mut at = all.next(0, true);
             while at < region.len() && bytes < most_bytes {
@@ -234,7 +234,7 @@ impl Pending {
         let mut saved = lock(&self.saved);
         let mut bytes = 0;
         for (number, pages) in parts {
-            let PendingPages { region, all, open } = &self.parts[*number];
+            let RegionPages { region, all, open } = &self.parts[*number];
             all.remove(pages.clone());
             open.remove(pages.clone());
             pages.clone().for_each(|page| saved.remove((*number, page)));
@@ -245,7 +245,7 @@ impl Pending {
 
     /// The page that holds an address.
     fn find(&self, at: Addr) -> Option<(usize, u64)> {
-        let holds = |wanted: &PendingPages| wanted.region.span().contains(at);
+        let holds = |wanted: &RegionPages| wanted.region.span().contains(at);
         let number = self.parts.iter().position(holds)?;
         Some((number, self.parts[number].region.number_of(at)))
     }
@@ -278,7 +278,7 @@ pub(crate) fn extent(region: &Region, pages: &Range<u64>) -> Extent {
 }
 
 /// The pages of the instant, be they saved or as they were.
-impl Source for Pending {
+impl Source for PendingPages {
     fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> pages::Result<()> {
         let pieces = self.pieces(extents);
         // What is saved may be gone.
@@ -327,7 +327,7 @@ fn joined(pieces: &[Piece]) -> Vec<Extent> {
     extents
 }
 
-impl Pending {
+impl PendingPages {
     /// Cuts extents into parts of pages.
     fn pieces(&self, extents: &[Extent]) -> Vec<Piece> {
         let saved = lock(&self.saved);

@@ -12,7 +12,7 @@ use sys::uffd::{Features, Modes, Uffd};
 use crate::events::WaitingThread;
 use crate::install::Installer;
 use crate::ledger::{Phase, Word};
-use crate::pending::Pending;
+use crate::pending::PendingPages;
 use crate::prefetch::{Pages, Prefetcher};
 use crate::region::PageStates;
 use crate::room;
@@ -88,7 +88,7 @@ pub struct Session {
     /// Where prefetching is: the number of the next block of all.
     pub(crate) fetched: AtomicU64,
     /// What a live difference has not copied yet.
-    pub(crate) pending: Mutex<Option<Arc<Pending>>>,
+    pub(crate) pending: Mutex<Option<Arc<PendingPages>>>,
     /// Whether we hear of pages that the target gives up, before it does.
     pub(crate) hears_removals: bool,
 }

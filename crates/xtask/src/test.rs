@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::{emulators, kernels, packages, programs_32, repo};
 use execution::Setting;
-use flaky::{Memory, Standing};
+use flaky::{FlakyStatus, Memory};
 use programs::Program;
 use schedule::Verdict;
 
@@ -231,7 +231,7 @@ impl<'a> Results<'a> {
         for name in &self.flaky {
             let standing = memory.standing(name);
             println!("flaky: {name}: {}", told(standing));
-            broken.tests += usize::from(standing == Standing::Again);
+            broken.tests += usize::from(standing == FlakyStatus::Again);
         }
         memory.write(&ran, &self.flaky)?;
         Ok(broken)
@@ -281,14 +281,14 @@ fn slowest(tests: &[TestRun<'_>]) -> Vec<String> {
 }
 
 /// The message about a flaky test, for the output of the run.
-fn told(standing: Standing) -> String {
+fn told(standing: FlakyStatus) -> String {
     let page = flaky::PAGE;
     match standing {
-        Standing::Explained => format!("it passed alone; {page} says what is known"),
-        Standing::Once => {
+        FlakyStatus::Explained => format!("it passed alone; {page} says what is known"),
+        FlakyStatus::Once => {
             format!("it passed alone; no row in {page}: the next time in a row fails the run")
         }
-        Standing::Again => format!("twice in a row, without a row in {page}: FAILED"),
+        FlakyStatus::Again => format!("twice in a row, without a row in {page}: FAILED"),
     }
 }
 

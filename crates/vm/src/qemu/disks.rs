@@ -23,7 +23,7 @@ use sys::new_file::NewFile;
 use super::guest::Guest;
 use super::qcow2::{self, BackingFile};
 use super::qmp::Qmp;
-use super::record::{QemuDisk, QemuDiskFile, QemuDiskOver};
+use super::record::{QemuDisk, QemuDiskFile, QemuDiskOverlay};
 use super::restore::reopened;
 use crate::sparse::{self, Holes, Memory};
 use crate::{Error, Result};
@@ -147,13 +147,13 @@ pub(crate) fn told(qmp: &mut Qmp, folder: &str) -> Result<Vec<QemuDisk>> {
 }
 
 /// What is recorded of the files that one is over.
-fn over(content: &Content, folder: &Path) -> Vec<QemuDiskOver> {
+fn over(content: &Content, folder: &Path) -> Vec<QemuDiskOverlay> {
     let below = content.backing_image.as_deref();
     let all = std::iter::successors(below, |content| content.backing_image.as_deref());
     let file = |content: &Content| {
         let path = folder.join(file_of(&content.filename).ok()?);
         let facts = file_facts(&path)?;
-        Some(QemuDiskOver {
+        Some(QemuDiskOverlay {
             path: path.to_str()?.to_owned(),
             format: content.format.clone(),
             bytes: facts.len(),

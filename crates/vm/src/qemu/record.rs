@@ -137,12 +137,12 @@ pub(crate) struct QemuDisk {
     pub format: String,
     /// What its file is over, and so on, if the image does not have it.
     #[prost(message, repeated, tag = "9")]
-    pub over: Vec<QemuDiskOver>,
+    pub over: Vec<QemuDiskOverlay>,
 }
 
 /// A file below another one of a disk that the image does not have.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct QemuDiskOver {
+pub(crate) struct QemuDiskOverlay {
     /// Where it was, absolute.
     #[prost(string, tag = "1")]
     pub path: String,

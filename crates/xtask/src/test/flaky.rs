@@ -11,7 +11,7 @@ pub const PAGE: &str = "docs/flaky.md";
 
 /// The standing of a test that was flaky in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum FlakyStatus {
     /// The page says what was found about it.
     Explained,
     /// It was not so in the run before.
@@ -52,11 +52,11 @@ impl Memory {
     }
 
     /// The standing of `name`, which was flaky in this run.
-    pub fn standing(&self, name: &str) -> Standing {
+    pub fn standing(&self, name: &str) -> FlakyStatus {
         match (self.explained.contains(name), self.last.contains(name)) {
-            (true, _) => Standing::Explained,
-            (false, false) => Standing::Once,
-            (false, true) => Standing::Again,
+            (true, _) => FlakyStatus::Explained,
+            (false, false) => FlakyStatus::Once,
+            (false, true) => FlakyStatus::Again,
         }
     }
 
@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn test_flaky_twice_in_a_row_is_told_from_once() {
         let memory = memory(&["known"], &["known", "again"]);
-        assert_eq!(memory.standing("known"), Standing::Explained);
-        assert_eq!(memory.standing("again"), Standing::Again);
-        assert_eq!(memory.standing("new"), Standing::Once);
+        assert_eq!(memory.standing("known"), FlakyStatus::Explained);
+        assert_eq!(memory.standing("again"), FlakyStatus::Again);
+        assert_eq!(memory.standing("new"), FlakyStatus::Once);
     }
 
     #[test]

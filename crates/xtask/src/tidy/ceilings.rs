@@ -5,12 +5,14 @@
 //! - In crates whose code may run in another world (`sys::world`): literals that begin with /proc,
 //!   which is somebody else's there. Calls that a task makes for itself may have one.
 //! - Circles of imports inside a crate.
+//! - Types whose name is no noun, and functions that take a tuple.
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::mask::mask;
 use super::source::{code_lines, crate_name, lines_with};
-use super::{Violation, circles};
+use super::violation::Violation;
+use super::{circles, names, tuples};
 
 /// Where the ceilings are.
 pub const OWN: &str = "crates/xtask/src/tidy/ceilings.rs";
@@ -37,7 +39,36 @@ const CIRCLES: &[(&str, usize)] = &[
     ("tracee", 3),
     ("vm", 17),
     ("volume", 3),
-    ("xtask", 13),
+    ("xtask", 1),
+];
+
+/// Types whose name is no noun, by crate; other crates have none.
+const NAMES: &[(&str, usize)] = &[
+    ("freeze", 4),
+    ("process", 67),
+    ("resources", 59),
+    ("sys", 21),
+    ("testkit", 1),
+    ("tracee", 8),
+    ("vm", 14),
+];
+/// Functions that take a tuple, by crate; other crates have none.
+const TUPLES: &[(&str, usize)] = &[
+    ("bench", 3),
+    ("cli", 2),
+    ("freeze", 3),
+    ("image", 2),
+    ("memory", 3),
+    ("pages", 7),
+    ("process", 48),
+    ("programs", 1),
+    ("resources", 39),
+    ("serve", 6),
+    ("sys", 5),
+    ("testkit", 17),
+    ("tracee", 3),
+    ("vm", 23),
+    ("volume", 3),
 ];
 
 /// Checks the `files`, given with their text; `kinds` are the names of the resources' modules.
@@ -75,15 +106,28 @@ pub fn check(files: &[(PathBuf, String)], kinds: &[String]) -> Vec<Violation> {
     ));
     let crates: BTreeSet<&str> = files.iter().map(|(path, _)| crate_name(path)).collect();
     for name in crates {
-        let circles = circles::of_crate(name, files);
-        let ceiling = CIRCLES.iter().find(|(of, _)| *of == name);
-        match ceiling {
-            None => broken.extend(circles),
-            Some((_, ceiling)) => {
-                let what = format!("circles in {name}");
-                broken.extend(compare(&what, *ceiling, circles.len()));
-            }
-        }
+        let mut limit =
+            |what: &str, ceilings: &[(&str, usize)], found: Vec<Violation>| match ceilings
+                .iter()
+                .find(|(of, _)| *of == name)
+            {
+                None => broken.extend(found),
+                Some((_, ceiling)) => {
+                    let what = format!("{what} in {name}");
+                    broken.extend(compare(&what, *ceiling, found.len()));
+                }
+            };
+        limit("circles", CIRCLES, circles::of_crate(name, files));
+        limit(
+            "names of types that are no nouns",
+            NAMES,
+            names::broken(name, files),
+        );
+        limit(
+            "functions that take a tuple",
+            TUPLES,
+            tuples::takers(name, files),
+        );
     }
     broken
 }

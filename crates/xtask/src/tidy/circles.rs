@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-use super::Violation;
 use super::mask::mask;
 use super::source::code_lines;
+use super::violation::Violation;
 
 /// A module by its path in the crate; the crate's root has none.
 type Module = Vec<String>;

@@ -2,7 +2,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::Violation;
+use super::violation::Violation;
 
 /// The last commit that need not: older ones are as they are.
 const SINCE: &str = "06d5f1a976e4f4b64d68699dc414711842cfa162";

@@ -3,7 +3,8 @@ use std::path::Path;
 
 use super::mask::mask;
 use super::source::{code_lines, crate_name, lines_with};
-use super::{Violation, entries, read};
+use super::tree::{entries, read};
+use super::violation::Violation;
 use crate::error::Result;
 
 /// The folders of `crates/resources/src` that hold one file per kind.

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::page::Page;
 use super::source::code_lines;
-use super::{Violation, read, rust_files};
+use super::tree::{read, rust_files};
+use super::violation::Violation;
 use crate::error::Result;
 
 /// The page.

@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::page::Page;
-use super::{Violation, read};
+use super::tree::read;
+use super::violation::Violation;
 use crate::error::Result;
 
 /// The page.

@@ -6,43 +6,22 @@ mod families;
 mod format;
 mod ledger;
 mod mask;
+mod names;
 mod page;
 mod rows;
 mod sockets;
 mod source;
 mod support;
+mod tree;
+mod tuples;
+mod violation;
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use self::tree::{read, rust_files};
+use self::violation::Violation;
 use crate::error::{Error, Result};
 use crate::repo;
-
-/// One broken rule.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Violation {
-    /// Relative to the repository's top folder.
-    path: PathBuf,
-    /// From 1.
-    line: usize,
-    rule: String,
-}
-
-impl Violation {
-    fn new(path: &Path, line: usize, rule: impl Into<String>) -> Self {
-        Self {
-            path: path.to_path_buf(),
-            line,
-            rule: rule.into(),
-        }
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}:{}: {}", self.path.display(), self.line, self.rule)
-    }
-}
 
 /// What is done about broken rules.
 #[derive(clap::Args, Default)]
@@ -97,42 +76,6 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
     violations.extend(sockets::check(root)?);
     violations.extend(support::check(root, &files)?);
     Ok(violations)
-}
-
-/// Lists the `.rs` files below `crates/`, relative to `root`, sorted.
-fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    let mut folders = vec![PathBuf::from("crates")];
-    while let Some(folder) = folders.pop() {
-        for (path, is_folder) in entries(root, &folder)? {
-            match is_folder {
-                true if path.file_name().is_some_and(|name| name == "target") => {}
-                true => folders.push(path),
-                false if path.extension().is_some_and(|ending| ending == "rs") => files.push(path),
-                false => {}
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// Lists a folder's entries, relative to `root`, sorted, each with whether it is a folder.
-fn entries(root: &Path, folder: &Path) -> Result<Vec<(PathBuf, bool)>> {
-    let list = || -> std::io::Result<Vec<(PathBuf, bool)>> {
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(root.join(folder))? {
-            let entry = entry?;
-            found.push((folder.join(entry.file_name()), entry.file_type()?.is_dir()));
-        }
-        found.sort();
-        Ok(found)
-    };
-    list().map_err(repo::file_error("list", &root.join(folder)))
-}
-
-fn read(root: &Path, path: &Path) -> Result<String> {
-    std::fs::read_to_string(root.join(path)).map_err(repo::file_error("read", &root.join(path)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Pages below docs/ with a part that is made from the sources, between two marks.
 use std::path::Path;
 
-use super::{Violation, read};
+use super::tree::read;
+use super::violation::Violation;
 use crate::error::Result;
 use crate::repo;
 

@@ -1,7 +1,8 @@
 //! The rows of ARCHITECTURE.md: a crate uses only rows below its own.
 use std::path::Path;
 
-use super::{Violation, entries, read};
+use super::tree::{entries, read};
+use super::violation::Violation;
 use crate::error::Result;
 
 /// Each row's crates, lowest first. `abi` has only words, which the rest of the lowest row may use.

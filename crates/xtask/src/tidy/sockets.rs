@@ -5,7 +5,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::page::Page;
-use super::{Violation, read};
+use super::tree::read;
+use super::violation::Violation;
 use crate::error::Result;
 
 /// The page.

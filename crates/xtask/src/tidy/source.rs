@@ -1,8 +1,8 @@
 //! Rules that one file keeps or breaks by itself: sizes, names, first sentence, `unsafe`, printing.
 use std::path::{Path, PathBuf};
 
-use super::Violation;
 use super::mask::mask;
+use super::violation::Violation;
 
 /// Code lines in a file, without its tests.
 const FILE_LINES: usize = 600;

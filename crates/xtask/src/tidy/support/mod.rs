@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 use self::refusals::Code;
 use self::render::render;
 use self::told::Row;
+use super::families;
 use super::page::Page;
-use super::{Violation, families, read, rust_files};
+use super::tree::{read, rust_files};
+use super::violation::Violation;
 use crate::error::Result;
 
 /// The page.
