@@ -96,63 +96,31 @@ impl Command {
 /// What is wrong with a command line or a configuration file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
-    /// An option of criu(8) that is not there yet.
     #[error("--{name} of criu(8) is not supported yet{origin}")]
-    OptionUnsupported {
-        /// Its long name.
-        name: &'static str,
-        /// Where it stands.
-        origin: Origin,
-    },
-    /// A command of criu(8) that is not there yet.
+    OptionUnsupported { name: &'static str, origin: Origin },
     #[error("the command {0} of criu(8) is not supported yet")]
     CommandUnsupported(&'static str),
-    /// An abbreviation that fits several options.
     #[error("--{word} may be any of {}{origin}", .candidates.join(", "))]
     Ambiguous {
-        /// The abbreviation.
         word: String,
-        /// The names that it fits.
         candidates: Vec<String>,
-        /// Where it stands.
         origin: Origin,
     },
-    /// An option without its argument.
     #[error("--{name} needs an argument{origin}")]
-    ArgumentMissing {
-        /// Its long name.
-        name: &'static str,
-        /// Where it stands.
-        origin: Origin,
-    },
-    /// An argument where none belongs.
+    ArgumentMissing { name: &'static str, origin: Origin },
     #[error("--{name} has no argument{origin}")]
-    ArgumentUnexpected {
-        /// Its long name.
-        name: &'static str,
-        /// Where it stands.
-        origin: Origin,
-    },
-    /// An argument that the option does not know.
+    ArgumentUnexpected { name: &'static str, origin: Origin },
     #[error("--{name} cannot be {value:?}{origin}; it can be {}", .values.join(", "))]
     ArgumentUnknown {
-        /// Its long name.
         name: &'static str,
-        /// The argument.
         value: OsString,
-        /// Those that there are.
         values: &'static [&'static str],
-        /// Where it stands.
         origin: Origin,
     },
     /// A word in a configuration file that is no option. It is not repeated: the file may be one
     /// that the reader of the message may not read.
     #[error("unknown option{origin}")]
-    Unknown {
-        /// Where it stands.
-        origin: Origin,
-    },
-    /// `--exec-cmd` without a command behind it.
+    Unknown { origin: Origin },
     #[error("--exec-cmd needs a command behind --")]
     ExecWithoutCommand,
 }

@@ -81,79 +81,45 @@ pub enum Failure {
     /// A configuration file cannot be read.
     #[error(transparent)]
     Configuration(config::UnreadableFile),
-    /// The program file gives its callers privileges.
     #[error("a copy with privileges of its own (set-user-id, capabilities) does not run")]
     Raised,
-    /// A name that `check --feature` does not know.
     #[error("there is no feature {0:?}")]
     NoSuchFeature(String),
-    /// An image that the command does not take.
     #[error("the image in {} is of {}", .dir.display(), .kind.words())]
-    OtherKind {
-        /// Its directory.
-        dir: PathBuf,
-        /// The kind that the image is of.
-        kind: Kind,
-    },
+    OtherKind { dir: PathBuf, kind: Kind },
     /// Options that do not go together.
     #[error("{0}")]
     Usage(String),
-    /// A file outside the image.
     #[error("cannot {action} {}", .path.display())]
     File {
-        /// What was tried.
         action: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// Why it failed.
-        #[source]
         source: std::io::Error,
     },
-    /// A descriptor that the caller should have passed.
     #[error("cannot use descriptor {fd}, which {option} names")]
     Descriptor {
-        /// Its number.
         fd: i32,
-        /// The option that names it.
         option: &'static str,
-        /// Why.
-        #[source]
         source: std::io::Error,
     },
-    /// The command of `--exec-cmd`.
     #[error("restored, but {command:?} cannot be executed")]
     Exec {
-        /// The command.
         command: std::ffi::OsString,
-        /// Why.
-        #[source]
         source: std::io::Error,
     },
-    /// The work itself failed.
     #[error("{doing} failed")]
     Engine {
-        /// The command.
         doing: &'static str,
-        /// Why.
-        #[source]
         source: Box<process::Error>,
     },
-    /// The work on a machine's memory failed.
     #[error("{doing} failed")]
     Machine {
-        /// The command.
         doing: &'static str,
-        /// Why.
-        #[source]
         source: Box<vm::Error>,
     },
-    /// The work on a volume failed.
     #[error("{doing} failed")]
     Volume {
-        /// The command.
         doing: &'static str,
-        /// Why.
-        #[source]
         source: Box<volume::Error>,
     },
 }

@@ -27,10 +27,6 @@ enum Action {
 }
 
 impl Vm {
-    /// Does it.
-    ///
-    /// # Errors
-    /// Whatever the engine tells.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
         match self.action {
             Action::Save(save) => save.run(started),

@@ -18,7 +18,6 @@ const DEFAULT_MAX_FROZEN: Duration = Duration::from_secs(5);
 /// engine knows as well stands in its own options here.
 #[derive(Debug)]
 pub struct Options {
-    /// `--tree`.
     pub tree: Option<Pid>,
     /// What the target may hold, at the dump and the restore.
     pub allowed: Allow,
@@ -28,51 +27,33 @@ pub struct Options {
     pub restore: RestoreOptions,
     /// `--prev-images-dir`, relative to `images_dir`.
     pub prev_images_dir: Option<PathBuf>,
-    /// `--track-mem`.
     pub track_mem: bool,
-    /// `--track-time`.
     pub track_time: Duration,
-    /// `--dry-run`.
     pub dry_run: bool,
     /// `--pidfile`, relative to the work directory.
     pub pidfile: Option<PathBuf>,
-    /// `--inherit-fd`.
     pub inherit_fd: Vec<(i32, Inherited)>,
     /// `--exec-cmd`, and the command behind `--`.
     pub exec_cmd: Vec<OsString>,
-    /// `--plan`.
     pub plan: bool,
-    /// `--lazy-pages`.
     pub lazy_pages: bool,
-    /// `--trust-image`.
     pub trust_image: bool,
-    /// `--images-dir`.
     pub images_dir: PathBuf,
-    /// `--work-dir`.
     pub work_dir: Option<PathBuf>,
     /// `--libdir`, in which there are no plugins.
     pub libdir: Option<PathBuf>,
-    /// `--action-script`.
     pub action_script: Vec<PathBuf>,
-    /// `--status-fd`.
     pub status_fd: Option<i32>,
-    /// `--close`.
     pub close: Vec<i32>,
-    /// `--display-stats`.
     pub display_stats: bool,
-    /// `--json`.
     pub json: bool,
-    /// `--log-file`.
     pub log_file: Option<PathBuf>,
-    /// `--verbosity`.
     pub verbosity: u32,
-    /// `--config`.
     pub config: Option<PathBuf>,
     /// `--with-volume`: what is saved with the tree, or where to it is restored.
     pub with_volume: Option<PathBuf>,
     /// `--max-frozen`: for how long that is frozen at a time.
     pub max_frozen: Duration,
-    /// `--no-default-config`.
     pub no_default_config: bool,
     /// `--feature` of check.
     pub feature: Vec<String>,

@@ -144,7 +144,6 @@ mod tests {
     use super::*;
     use crate::command_line::{Origin, Words, read};
 
-    /// Understands a line.
     fn understand(line: &[&str]) -> Result<Options, String> {
         let words = Words {
             origin: Origin::CommandLine,

@@ -34,9 +34,6 @@ pub struct VolumeRequest<'a> {
 }
 
 /// Opens the volume that is to be in the image of a dump, if there is one.
-///
-/// # Errors
-/// Those of [`VolumeRequest::open`].
 pub fn open(options: &Options, session: &Session) -> Result<Option<CompanionVolume>, Failure> {
     let Some(volume) = &options.with_volume else {
         return Ok(None);

@@ -25,9 +25,6 @@ pub struct Ancestor {
 
 impl Ancestor {
     /// Checks what a manifest says of an ancestor of image `own`.
-    ///
-    /// # Errors
-    /// What is wrong.
     fn check(listed: AncestorRecord, own: ImageId) -> std::result::Result<Self, String> {
         let id = listed.id.as_slice().try_into().map(ImageId);
         let id = id.map_err(|_| "an ancestor has no id".to_owned())?;
@@ -49,9 +46,6 @@ impl Ancestor {
     }
 
     /// Checks the ancestors of image `own`.
-    ///
-    /// # Errors
-    /// What is wrong.
     pub(crate) fn check_all(
         listed: Vec<AncestorRecord>,
         own: ImageId,
@@ -148,7 +142,6 @@ impl Ancestors {
         home.is_none_or(|home| home.directory().is_some())
     }
 
-    /// Where an ancestor is.
     pub fn place(&self, ancestor: usize) -> store::Result<&Arc<dyn Store>> {
         let place = &self.opened[ancestor].store;
         if let Some(store) = place.get() {

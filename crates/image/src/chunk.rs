@@ -45,7 +45,6 @@ impl Chunk {
         parts::position(self.object as usize, self.offset_bytes)
     }
 
-    /// Where it ends.
     pub fn end(&self) -> u64 {
         self.position() + u64::from(self.stored_bytes)
     }

@@ -130,9 +130,6 @@ impl Codec {
     }
 
     /// Decodes `stored` to `pages`, exactly: whatever it claims to be, it gets no more room.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub(crate) fn decode(self, stored: &[u8], pages: &mut [u8]) -> Result<(), String> {
         let decoded = match self {
             Self::None if stored.len() == pages.len() => {

@@ -13,9 +13,6 @@ use crate::{Result, Run, RunKind, Writer};
 
 impl Writer {
     /// Takes pages that none of `runs` has out of chunks of which they have others.
-    ///
-    /// # Errors
-    /// [`crate::Error::Store`], [`crate::Error::Corrupt`].
     pub(crate) fn shrink(
         &self,
         table: &mut Table,
@@ -55,9 +52,6 @@ impl Writer {
     }
 
     /// Moves chunks from the ends of the pages objects. Nothing is stored any more.
-    ///
-    /// # Errors
-    /// [`crate::Error::Store`].
     pub(crate) fn compact(&self, table: &mut Table, uses: &ChunkUsage) -> Result<()> {
         let used = table.iter().filter(|(id, _)| uses.is_used(*id));
         let own = used.filter(|(_, chunk)| !chunk.is_inherited());

@@ -94,9 +94,6 @@ impl Draft {
     }
 
     /// Encodes the whole manifest, with `more` records: header and sections.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
     pub fn encode(mut self, more: Vec<Record>) -> Result<(Vec<u8>, Vec<ObjectUsage>)> {
         let mut records = std::mem::take(&mut self.reader.records);
         records.extend(more);

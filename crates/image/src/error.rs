@@ -34,114 +34,57 @@ impl Blame {
 
 /// What went wrong with an image.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {
-    /// The image's bytes are not those that were written, or were never a valid image.
     #[error("{file} is damaged at byte {offset_bytes}{}: {what}", in_space(*.space))]
     Corrupt {
-        /// The object's name.
         file: String,
-        /// What is wrong.
         what: String,
-        /// The space concerned, where one is.
         space: Option<SpaceId>,
-        /// Where in the object: the start of what is wrong.
         offset_bytes: u64,
     },
-    /// The image uses something that this version does not know.
     #[error("the image needs {feature:?}, which is not supported")]
-    Unsupported {
-        /// The feature's name.
-        feature: String,
-    },
-    /// The image is of a format that this version does not read.
+    Unsupported { feature: String },
     #[error("the image is of format {version}{}", of_version(*.version))]
-    Version {
-        /// The format's number.
-        version: u32,
-    },
-    /// An image that holds pages of this one is not what it was.
+    Version { version: u32 },
     #[error("image {id} in {path}, which this one has pages from, {what}")]
     Ancestor {
-        /// The ancestor.
         id: ImageId,
-        /// Where it should be, relative to the image.
         path: String,
-        /// What is wrong.
         what: String,
-        /// Why, where the store failed.
-        #[source]
         source: Option<Box<store::Error>>,
     },
     /// Pages of an image, or of those that it is over, were freed because a newer one has others in
     /// their place.
     #[error("image {id} is not whole: parts of it were freed by auto-dedup of image {by}")]
-    Freed {
-        /// The image.
-        id: ImageId,
-        /// The newer one.
-        by: ImageId,
-    },
-    /// An image cannot be replaced, because another has pages from it.
+    Freed { id: ImageId, by: ImageId },
     #[error("image {id} is needed by image {child} in {path}, which has pages from it")]
     Needed {
-        /// The image.
         id: ImageId,
-        /// The other one.
         child: ImageId,
-        /// Where that is, relative to the image.
         path: String,
     },
-    /// The store holds no image.
     #[error("there is no image in {store}")]
-    NoImage {
-        /// The store.
-        store: String,
-    },
-    /// A page was asked for that the image does not describe.
+    NoImage { store: String },
     #[error("the image has no page {page} of space {space}")]
-    NoPage {
-        /// The space.
-        space: SpaceId,
-        /// The page's number in it.
-        page: u64,
-    },
-    /// The runs that were given do not make an image.
+    NoPage { space: SpaceId, page: u64 },
     #[error("cannot write run at page {page} of space {space}: {what}")]
     BadRun {
-        /// The run's space.
         space: SpaceId,
-        /// The run's first page.
         page: u64,
-        /// What is wrong with it.
         what: String,
     },
-    /// The image would have more of something than the format allows.
     #[error("an image holds at most {limit} {of}")]
-    TooLarge {
-        /// What there is too much of.
-        of: &'static str,
-        /// The limit.
-        limit: u64,
-    },
-    /// An earlier write of this image failed, so it cannot be finished.
+    TooLarge { of: &'static str, limit: u64 },
     #[error("image {id} was not written completely")]
-    Incomplete {
-        /// The image that was being written.
-        id: ImageId,
-    },
-    /// The store failed.
+    Incomplete { id: ImageId },
     #[error("cannot {action} the image")]
     Store {
-        /// What was being done, as a verb.
         action: &'static str,
-        /// Why not.
-        #[source]
         source: store::Error,
     },
-    /// The place of an image cannot be opened, or no way leads from it to that of its parent.
     #[error("cannot use the image directory")]
     Place(#[source] store::Error),
-    /// The kernel gave no random bits for an image's identity.
     #[error("cannot draw an image id")]
     Random(#[source] std::io::Error),
 }

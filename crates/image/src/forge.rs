@@ -9,7 +9,6 @@ use crate::{ImageId, Result};
 /// The sections of a manifest: spaces, runs, chunks, message and records.
 #[derive(Clone, Debug)]
 pub struct Sections {
-    /// Whose they are.
     pub id: ImageId,
     /// Their bytes, in order.
     pub bytes: [Vec<u8>; 5],

@@ -39,7 +39,6 @@ pub(crate) struct Header {
     pub sections: [Section; SECTIONS.len()],
 }
 
-/// Where a section is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Section {
     pub offset_bytes: u64,

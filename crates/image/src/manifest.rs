@@ -127,9 +127,6 @@ impl Manifest {
     }
 
     /// Returns the image for which pages of this one were freed.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub fn check_freed(&self) -> std::result::Result<Option<ImageId>, String> {
         let is_freed = self.features.iter().any(|feature| feature == FREED_FEATURE);
         match self.freed_by.as_slice() {
@@ -143,9 +140,6 @@ impl Manifest {
     }
 
     /// Returns the image that this one is a difference from; one that has ancestors has one.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub fn check_parent(
         &self,
         has_ancestors: bool,

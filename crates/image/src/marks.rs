@@ -32,9 +32,6 @@ fn owner(name: &str) -> Option<ImageId> {
 }
 
 /// Tells the parent of image `child` that it is needed.
-///
-/// # Errors
-/// [`Error::Store`].
 pub(crate) fn add(parent: &ParentImage, child: ImageId, durable: bool) -> Result<()> {
     let failed = Error::store("leave a mark in the parent of");
     let object = parent.store.create(&name(child)).map_err(&failed)?;
@@ -52,9 +49,6 @@ pub(crate) fn remove(parent: &ParentImage, child: ImageId) {
 
 /// Refuses to replace image `id` in `store` where another has pages from it. Stale marks are
 /// removed if nobody else may write there.
-///
-/// # Errors
-/// [`Error::Needed`].
 pub(crate) fn refuse_if_needed(
     store: &dyn Store,
     claim: &Claim,

@@ -62,7 +62,6 @@ struct Merge<'a> {
     /// Pages to be written, and whose.
     bytes: Vec<u8>,
     runs: Vec<NewRun>,
-    /// Where they were.
     places: Vec<u64>,
     moved: SharedPages,
     merged: MergeSummary,

@@ -57,9 +57,6 @@ pub(crate) struct Lineage {
 impl ParentImage {
     /// Returns the runs of a layer that has from its parent those pages of `ranges` that the parent
     /// describes, and which those are. The ranges of pages of `space` are in ascending order.
-    ///
-    /// # Errors
-    /// [`Error::Freed`], [`Error::TooLarge`].
     pub fn inherit(
         &self,
         table: &Mutex<Table>,
@@ -123,9 +120,6 @@ impl ParentImage {
     }
 
     /// Refuses a parent that was changed since it was opened.
-    ///
-    /// # Errors
-    /// [`Error::Ancestor`].
     pub fn check_same(&self) -> Result<()> {
         if raw::stamp(&*self.store) == Some(self.reader.stamp) {
             return Ok(());
@@ -177,9 +171,6 @@ fn of_child(object: usize) -> usize {
 }
 
 /// Sorts the chunks of `runs` and names the ancestors that hold them.
-///
-/// # Errors
-/// [`Error::TooLarge`].
 pub(crate) fn lineage(
     parent: Option<&ParentImage>,
     table: Table,

@@ -22,15 +22,11 @@ pub(crate) const RECORDS: usize = 4;
 pub(crate) struct RawManifest {
     pub id: ImageId,
     pub bytes: Vec<u8>,
-    /// Where the sections are.
     pub sections: [Range<usize>; SECTIONS.len()],
 }
 
 impl RawManifest {
     /// Reads the manifest in `store`.
-    ///
-    /// # Errors
-    /// [`Error::NoImage`], [`Error::Corrupt`], [`Error::Unsupported`], [`Error::Store`].
     pub fn read(store: &dyn Store) -> Result<Self> {
         let bytes = read_manifest(store)?;
         let header = header::decode(&bytes, bytes.len() as u64).map_err(as_error)?;

@@ -188,9 +188,6 @@ fn long(entry: &[u8; ENTRY_BYTES], at: usize) -> u64 {
 }
 
 /// Decodes an index entry, taking nothing for granted but its size.
-///
-/// # Errors
-/// What is wrong with it.
 pub(crate) fn decode(entry: &[u8; ENTRY_BYTES]) -> Result<Run, &'static str> {
     let (space, first_page, pages) = decode_place(entry);
     let argument = long(entry, 16) >> CODE_BITS;

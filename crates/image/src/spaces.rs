@@ -112,9 +112,6 @@ pub(crate) fn encode<'a>(spaces: impl Iterator<Item = &'a NewSpace>) -> Vec<u8> 
 }
 
 /// Decodes and checks spaces.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<NewSpace>, String> {
     let Spaces { spaces } = strict::decode(bytes)?;
     if spaces.len() > SPACES_MAX {

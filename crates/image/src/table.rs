@@ -11,9 +11,6 @@ pub(crate) struct Table(Vec<Chunk>);
 
 impl Table {
     /// Adds chunks; returns the number of the first.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
     pub fn add(&mut self, chunks: &[Chunk]) -> Result<ChunkId> {
         let first = self.0.len();
         if (first + chunks.len()) as u64 > CHUNKS_MAX {
@@ -25,9 +22,6 @@ impl Table {
 
     /// Adds a chunk of another image, unless it is the one that was added last: parts of one are
     /// found one after the other, but for a few.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
     pub fn add_inherited(&mut self, chunk: Chunk) -> Result<ChunkId> {
         match self.0.last() {
             Some(last) if *last == chunk => Ok(ChunkId(self.0.len() as u32 - 1)),

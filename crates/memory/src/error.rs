@@ -8,64 +8,40 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why the memory of a task could not be looked at, read or filled.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {
-    /// The task died.
     #[error("task {pid} is gone")]
-    Gone {
-        /// Its pid.
-        pid: i32,
-    },
-    /// A page could not be read.
+    Gone { pid: i32 },
     #[error("cannot read the memory of task {pid} at {addr}")]
     Read {
-        /// Whose memory.
         pid: i32,
-        /// Where.
         addr: Addr,
-        /// Why.
         source: io::Error,
     },
-    /// A page could not be written.
     #[error("cannot fill the memory of task {pid} at {addr}")]
     Write {
-        /// Whose memory.
         pid: i32,
-        /// Where.
         addr: Addr,
-        /// Why.
         source: io::Error,
     },
-    /// A range could not be registered with the task's userfaultfd.
     #[error("cannot register {span} of task {pid} with its userfaultfd")]
     Register {
-        /// Whose memory.
         pid: i32,
-        /// The range.
         span: Span,
-        /// Why.
         source: io::Error,
     },
-    /// A range could not be write-protected.
     #[error("cannot write-protect {span} of task {pid}")]
     Protect {
-        /// Whose memory.
         pid: i32,
-        /// The range.
         span: Span,
-        /// Why.
         source: io::Error,
     },
-    /// The thread that serves the tasks could not be started.
     #[error("cannot start a thread that hears of writes")]
     Thread(#[source] io::Error),
-    /// It could not be found out which pages a task has.
     #[error("cannot scan the pages of task {pid} at {addr}")]
     Scan {
-        /// Whose pages.
         pid: i32,
-        /// From where on.
         addr: Addr,
-        /// Why.
         source: io::Error,
     },
     /// Pages did not get through the pipe.

@@ -6,26 +6,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why pages did not arrive.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {
     /// What a source or a sink says that this crate knows nothing of.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
-    /// An object or a file could not be used.
     #[error("cannot {action} the shared memory object at offset {offset_bytes}")]
     Object {
-        /// What was tried, as a verb.
         action: &'static str,
-        /// Where.
         offset_bytes: u64,
-        /// Why.
         source: io::Error,
     },
-    /// The image could not be read or written.
     #[error("cannot {action} pages of the image")]
     Image {
-        /// What was tried, as a verb.
         action: &'static str,
-        /// Why.
         source: image::Error,
     },
 }

@@ -21,9 +21,6 @@ pub trait Source: Sync {
 
     /// Like [`Source::read`], but notes pages that are not there any more in `lost`, in ascending
     /// order, as numbers of pages from the start of `buffer`, where they leave anything.
-    ///
-    /// # Errors
-    /// Those of [`Source::read`]; of most sources no page can be lost.
     fn read_there(
         &self,
         extents: &[Extent],

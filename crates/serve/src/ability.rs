@@ -32,9 +32,6 @@ impl Ability {
     }
 
     /// Has `missing` pages of `spans` told, and writes where that is possible; gives what is.
-    ///
-    /// # Errors
-    /// [`Error::Call`].
     pub(crate) fn register(
         self,
         uffd: &Uffd,

@@ -43,7 +43,6 @@ pub(crate) struct DiffSpans {
     pub data: Spans,
     /// To be compared with what was before, and stored where they differ.
     pub doubtful: Spans,
-    /// Zeros.
     pub zero: Spans,
 }
 

@@ -45,9 +45,6 @@ impl WaitingThread {
 
 impl Session {
     /// Reads all events. Memory that was given up is noted first; faults are appended to `waiting`.
-    ///
-    /// # Errors
-    /// Those of reading, and [`Error::Call`].
     pub(crate) fn read_events(&self, waiting: &mut Vec<WaitingThread>) -> Result<()> {
         let _alone = self.order.write();
         self.read_events_alone(waiting)

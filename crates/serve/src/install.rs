@@ -238,9 +238,6 @@ impl<'a> Installer<'a> {
 
     /// Brings in pages that nobody waits for, as far as there is nothing wrong with them; others
     /// are poisoned one by one, where that is wanted.
-    ///
-    /// # Errors
-    /// Those of [`Session::serve`].
     pub fn install_early(&mut self, number: usize, range: Range<u64>) -> Result<Outcome> {
         let together = self.install(number, range.clone(), false, NOBODY, "prefetch");
         if !matches!(together, Err(Error::Image(_) | Error::Pages(_))) {

@@ -10,7 +10,6 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::Progress;
 
-/// A fault.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Fault {
     /// `missing` or `write-protect`.

@@ -47,7 +47,6 @@ pub(crate) struct PendingPages {
 #[derive(Debug)]
 struct RegionPages {
     region: Region,
-    /// All.
     all: Bits,
     /// Those that are not saved.
     open: Bits,
@@ -90,9 +89,6 @@ impl PendingPages {
 
     /// Adds pages that may change at any time, as they are now: saves them. It waits for who serves
     /// the target where they are not there.
-    ///
-    /// # Errors
-    /// Those of reading.
     pub fn want_saved(&self, (number, pages): Part) -> Result<()> {
         let RegionPages { region, all, .. } = &self.parts[number];
         let page_bytes = region.granule_bytes();

@@ -171,7 +171,6 @@ impl PageStates {
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     known: &'a PageStates,
-    /// Which.
     pub range: Range<u64>,
 }
 

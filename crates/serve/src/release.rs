@@ -36,9 +36,6 @@ pub(crate) fn mappings_left(pid: i32) -> i64 {
 
 impl Session {
     /// Takes out what is empty in the image, the longest parts first.
-    ///
-    /// # Errors
-    /// [`Error::Call`], [`Error::Image`].
     pub(crate) fn release_empty(&self) -> Result<()> {
         let mut empty = Vec::new();
         for (number, (region, _)) in self.regions.iter().enumerate() {
@@ -53,9 +50,6 @@ impl Session {
     }
 
     /// Takes out what was given up, where that pays.
-    ///
-    /// # Errors
-    /// [`Error::Call`].
     pub(crate) fn release_removed(&self, span: Span) -> Result<()> {
         // What is given up of shared pages would be the image's again.
         if !self.options.unregister || self.is_sharing() {

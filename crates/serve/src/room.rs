@@ -136,9 +136,6 @@ impl Session {
     /// True if a huge page is in memory at `span`, or is in the target's file and mapped from there
     /// now. Small pages need no look: of those `EEXIST` is true, as the kernel sees the entry of
     /// the page table, or the page in the file's cache.
-    ///
-    /// # Errors
-    /// [`Error::Call`], [`Error::Gone`].
     pub(crate) fn has_huge_page(&self, span: Span, protect: bool) -> Result<bool> {
         let query = Query {
             inverted: Category::empty(),

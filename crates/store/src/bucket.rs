@@ -19,9 +19,6 @@ pub trait Contents: Sync {
     fn len_bytes(&self) -> u64;
 
     /// Fills all of `bytes` from `offset_bytes`.
-    ///
-    /// # Errors
-    /// Those of the place where they are until then.
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()>;
 }
 

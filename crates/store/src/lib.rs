@@ -48,71 +48,38 @@ pub use retry::{Patience, retry};
 
 /// What went wrong with a store or one of its objects.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {
-    /// A name that no store accepts: see [`check_name`].
     #[error("{name:?} is not the name of an object")]
-    Name {
-        /// The refused name.
-        name: String,
-    },
-    /// There is no object of this name.
+    Name { name: String },
     #[error("there is no {name} in {store}")]
-    Missing {
-        /// The object's name.
-        name: String,
-        /// Where it was looked for.
-        store: String,
-    },
-    /// Somebody else has a [`Claim`] on the store.
+    Missing { name: String, store: String },
     #[error("somebody else is writing to {store}")]
-    Busy {
-        /// The store.
-        store: String,
-    },
-    /// Another user may have written it, and that is not allowed.
+    Busy { store: String },
     #[error("{name} in {store} is not trusted: {why} (use --trust-image to allow it)")]
     Untrusted {
-        /// The object's name, or the directory's.
         name: String,
-        /// The store.
         store: String,
-        /// The user who may have written it, or the permission that lets others write.
         why: String,
     },
-    /// A read reaches past the object's end.
     #[error("{name} ends before byte {end_bytes}: it has {len_bytes}")]
     Short {
-        /// The object's name.
         name: String,
-        /// Where the read should have ended.
         end_bytes: u64,
-        /// The object's length, as far as it could be read.
         len_bytes: u64,
     },
-    /// The store could not do it this time; the same call may succeed when it is made again.
     #[error("cannot {action} {name} in {store} for now")]
     Transient {
-        /// What was tried, as a verb.
         action: &'static str,
-        /// The object's name.
         name: String,
-        /// The store.
         store: String,
-        /// Why.
-        #[source]
         source: io::Error,
     },
-    /// The system refused, and would again.
     #[error("cannot {action} {name} in {store}")]
     System {
-        /// What was tried, as a verb.
         action: &'static str,
-        /// The object's name, or the directory's.
         name: String,
-        /// The store.
         store: String,
-        /// Why.
-        #[source]
         source: io::Error,
     },
 }
@@ -210,9 +177,6 @@ pub trait Store: Send + Sync {
     /// Leaves a sign for people, called `name`, that points to the store at `path`, relative to
     /// this one; without a path, takes it away. It means nothing to programs, so a store may have
     /// none.
-    ///
-    /// # Errors
-    /// [`Error::System`].
     fn point(&self, name: &str, path: Option<&str>) -> Result<()> {
         let _ = (name, path);
         Ok(())

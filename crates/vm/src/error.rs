@@ -10,40 +10,30 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate's functions.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {
-    /// The image.
     #[error(transparent)]
     Image(#[from] image::Error),
     /// Moving pages.
     #[error(transparent)]
     Pages(#[from] pages::Error),
-    /// A file outside of the image.
     #[error("cannot {action} {}", .path.display())]
     File {
-        /// What was tried, as a verb.
         action: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// Why it failed.
-        #[source]
         source: io::Error,
     },
     /// A machine's memory could not be served.
     #[error(transparent)]
     Serve(#[from] serve::Error),
-    /// QEMU's process could not be reached into.
     #[error("cannot reach into QEMU")]
     Process(#[source] Box<freeze::Error>),
-    /// What QEMU's memory is could not be found out.
     #[error("cannot reach into QEMU")]
     Memory(#[source] memory::Error),
     /// A system call of this process failed.
     #[error("{doing}")]
     Kernel {
-        /// What was tried.
         doing: &'static str,
-        /// The errno.
-        #[source]
         source: io::Error,
     },
     /// The file or the image is none that this is for.
@@ -52,38 +42,17 @@ pub enum Error {
     /// Something that the work needs has ended.
     #[error("{0}")]
     Gone(String),
-    /// A monitor says what no monitor says, or nothing.
     #[error("the monitor {place} cannot be used: {what}")]
-    Monitor {
-        /// Where it is.
-        place: String,
-        /// What it does.
-        what: String,
-    },
-    /// QEMU does not do what it is told.
+    Monitor { place: String, what: String },
     #[error("QEMU refuses {command}: {what}")]
-    Refused {
-        /// The command of QMP.
-        command: &'static str,
-        /// What it says.
-        what: String,
-    },
-    /// What was to be saved with the machine cannot be.
+    Refused { command: &'static str, what: String },
     #[error("the volume cannot be saved with the machine")]
     Companion {
-        /// Whose fault it is.
         blame: Blame,
-        /// What has failed.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A record of the image is damaged.
     #[error("the image's record of {record}: {what}")]
-    Corrupt {
-        /// Which.
-        record: &'static str,
-        /// What is wrong.
-        what: String,
-    },
+    Corrupt { record: &'static str, what: String },
 }
 
 impl From<freeze::Error> for Error {

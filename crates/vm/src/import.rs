@@ -121,9 +121,6 @@ fn check_length(file: &File, path: &Path, pages: u64) -> Result<()> {
 }
 
 /// Reads a monitor's state file.
-///
-/// # Errors
-/// [`Error::File`], [`Error::Unfit`].
 pub(crate) fn read_state(path: &Path) -> Result<Vec<u8>> {
     let file = File::open(path).map_err(Error::file("open", path))?;
     let mut bytes = Vec::new();

@@ -12,9 +12,6 @@ pub(crate) const MEMORY: SpaceId = SpaceId(1);
 const MEMORY_NAME: &str = "memory";
 
 /// Opens the image in `images`, which must be one of a machine's memory; gives its length in pages.
-///
-/// # Errors
-/// [`Error::Image`], [`Error::Unfit`].
 pub(crate) fn open(images: &Images) -> Result<(Base, u64)> {
     let base = Base::open(images)?;
     let [space] = base.reader.spaces() else {
@@ -75,9 +72,6 @@ pub(crate) fn writer(
 }
 
 /// Starts an image in `images`, over an opened one where there is one.
-///
-/// # Errors
-/// [`Error::Image`].
 pub(crate) fn begin(
     images: &Images,
     parent: Option<&Base>,

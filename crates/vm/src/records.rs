@@ -50,14 +50,12 @@ pub(crate) struct WorkingSet {
 }
 
 impl MonitorState {
-    /// The record of it.
     pub fn record(&self) -> Record {
         record(tag::MONITOR_STATE, self.encode_to_vec())
     }
 }
 
 impl WorkingSet {
-    /// The record of it.
     pub fn record(&self) -> Record {
         record(tag::WORKING_SET, self.encode_to_vec())
     }

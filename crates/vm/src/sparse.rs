@@ -38,7 +38,6 @@ pub(crate) enum Holes {
 /// What became of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageCounts {
-    /// All of them.
     pub pages: u64,
     pub stored_pages: u64,
     pub zero_pages: u64,
@@ -82,7 +81,6 @@ impl Memory {
         }
     }
 
-    /// Its pages.
     pub const fn pages(&self) -> u64 {
         self.pages
     }
@@ -134,9 +132,6 @@ impl Memory {
 /// writes to the memory runs meanwhile, and is left a processor.
 ///
 /// Calls `progress` with the bytes done and to be done.
-///
-/// # Errors
-/// Those of [`pages::drain()`]; the image cannot be used then.
 pub(crate) fn store(
     memories: &[Memory],
     writer: &Writer,

@@ -42,7 +42,6 @@ impl BadPages {
         found.insert(page..page + 1);
     }
 
-    /// All of them.
     pub fn pages(&self) -> Bits {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         found.clone()

@@ -16,9 +16,6 @@ pub struct Bytes<'a, S> {
 
 impl<'a, S: ReadAt> Bytes<'a, S> {
     /// Finds out where they are.
-    ///
-    /// # Errors
-    /// [`crate::Error::Damaged`], [`crate::Error::Read`].
     pub fn of(fs: &'a FileSystem<S>, inode: &Inode) -> Result<Self> {
         let mut this = Self {
             fs,
@@ -78,9 +75,6 @@ impl<'a, S: ReadAt> Bytes<'a, S> {
     }
 
     /// Fills `bytes` with those from `at` on; holes, and what is behind the end, are zero.
-    ///
-    /// # Errors
-    /// [`crate::Error::Read`].
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         bytes.fill(0);
         if let Some(inline) = &self.inline {

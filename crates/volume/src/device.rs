@@ -167,9 +167,6 @@ impl Volume {
 }
 
 /// Refuses a file that a loop device has: what is in it may be on its way.
-///
-/// # Errors
-/// [`Error::Unfit`].
 pub fn refuse_attached(path: &Path) -> Result<()> {
     let facts = std::fs::metadata(path).map_err(Error::file("look at", path))?;
     let Ok(devices) = std::fs::read_dir("/sys/block") else {
@@ -193,9 +190,6 @@ pub fn refuse_attached(path: &Path) -> Result<()> {
 }
 
 /// Whether something is mounted on the directory `point`.
-///
-/// # Errors
-/// [`Error::File`].
 pub fn is_mount_point(point: &Path) -> Result<bool> {
     Ok(mounts()?.iter().any(|mount| mount.at.point == point))
 }

@@ -237,7 +237,6 @@ fn dump_unmounted(
     Ok(dumped)
 }
 
-/// The time.
 pub(crate) fn now() -> Time {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let since = since.unwrap_or_default();

@@ -103,7 +103,6 @@ impl Files {
         Ok(size)
     }
 
-    /// The file system.
     pub(crate) const fn fs(&self) -> &FileSystem<ImageSpace> {
         &self.fs
     }

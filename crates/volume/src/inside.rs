@@ -20,9 +20,6 @@ const SIZE_MAX_BYTES: u64 = 1 << 30;
 
 /// Refuses a file or folder, which need not be there yet, in the very file system that is to be
 /// frozen: by itself, on a device whose bytes are in it, or in an overlay whose upper directory is.
-///
-/// # Errors
-/// [`Error::Unfit`], [`Error::File`].
 pub(crate) fn refuse_inside(name: &Path, volume: &Volume, mount: &File, path: &Path) -> Result<()> {
     let (existing, facts) = existing(path)?;
     let own = mount.metadata().map_err(Error::file("look at", name))?;

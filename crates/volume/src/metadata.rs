@@ -31,7 +31,6 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// That of an inode.
     pub fn of(inode: &Inode, attributes: Vec<Attribute>) -> Self {
         Self {
             uid: inode.uid(),
@@ -45,9 +44,6 @@ impl Metadata {
 
     /// Gives it to a file, which errors call `path`: owners as root alone. Tells of attributes
     /// that it does not take. In this order: each of the former may change the latter.
-    ///
-    /// # Errors
-    /// [`Error::File`].
     pub fn give(
         &self,
         folder: BorrowedFd<'_>,

@@ -31,9 +31,6 @@ pub struct OpenImage {
 
 impl OpenImage {
     /// Opens the image in `images`, which must be one of a volume.
-    ///
-    /// # Errors
-    /// [`Error::Image`], [`Error::Unfit`], [`Error::Corrupt`].
     pub fn open(images: &Images) -> Result<Self> {
         let base = Base::open(images)?;
         let spaces = volumes(&base.reader).collect::<Vec<_>>();
@@ -50,9 +47,6 @@ impl OpenImage {
     }
 
     /// The file system in the image.
-    ///
-    /// # Errors
-    /// Those of [`FileSystem::open`].
     pub fn file_system(&self) -> Result<FileSystem<ImageSpace>> {
         let reader = Arc::clone(&self.base.reader);
         FileSystem::open(ImageSpace::new(reader, self.space, self.state.len_bytes))
@@ -80,9 +74,6 @@ fn other(images: &Images) -> Error {
 }
 
 /// Starts an image in `images`, over `parent` where there is one.
-///
-/// # Errors
-/// [`Error::Image`].
 pub fn writer(
     images: &Images,
     parent: Option<&OpenImage>,

@@ -39,7 +39,6 @@ pub(crate) struct VolumeState {
     /// Pages that could not be read and are zero here: the first of each range, and how many.
     #[prost(uint64, repeated, tag = "6")]
     pub bad_pages: Vec<u64>,
-    /// Where it was mounted.
     #[prost(bytes = "vec", optional, tag = "7")]
     pub mount_point: Option<Vec<u8>>,
     /// With which options, as /proc/self/mountinfo has them: those of the mount.
@@ -51,7 +50,6 @@ pub(crate) struct VolumeState {
     /// The numbers of the device that it was mounted from.
     #[prost(uint32, tag = "10")]
     pub device_major: u32,
-    /// The same.
     #[prost(uint32, tag = "11")]
     pub device_minor: u32,
 }
@@ -69,7 +67,6 @@ pub struct State {
 }
 
 impl State {
-    /// The record of it.
     pub fn record(&self) -> Record {
         let mount = self.mount.clone();
         let point = mount

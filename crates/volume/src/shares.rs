@@ -14,9 +14,6 @@ const SHARES: u32 = 4;
 /// Has all groups of a file system worked on, some at a time in whatever order, and gives what came
 /// of it: as many as there are threads at most, each begun by `new`. One thread does all where the
 /// work `is_known`, mostly: others would only be in its way (5 ms of a freeze, with 100,000 files).
-///
-/// # Errors
-/// Those of `work`.
 pub fn of_groups<S: ReadAt, T: Send>(
     fs: &FileSystem<S>,
     is_known: bool,

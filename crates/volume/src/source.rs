@@ -37,7 +37,6 @@ pub struct Blocks<'a> {
     pub file: &'a File,
     /// The blocks whose bytes are wanted.
     pub live: &'a Bits,
-    /// Bytes of a block.
     pub block_bytes: u32,
     /// What is read from the journal instead, where it is to be replayed.
     pub replayed: Option<&'a ReplayedSource<OpenFile>>,

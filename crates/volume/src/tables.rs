@@ -40,7 +40,6 @@ struct UsedInode {
 pub enum Part {
     /// Bytes of a file, a directory, a link.
     Data,
-    /// Where these are.
     Tree,
     /// Without any that mean something.
     Meaningless,
@@ -59,9 +58,6 @@ pub struct Pieces {
 impl Pieces {
     /// Looks at the inodes of a file system that may change meanwhile: what cannot be true is left
     /// out, and the rest helps a survey only as far as its bytes are the same then.
-    ///
-    /// # Errors
-    /// [`crate::Error::Damaged`], [`crate::Error::Read`].
     pub fn ahead<S: ReadAt>(fs: &FileSystem<S>, known: &Self) -> Result<Self> {
         let mut all = Vec::new();
         fs.walk_tables(0..fs.groups(), &mut |table| {
@@ -92,9 +88,6 @@ impl Pieces {
 
 impl Piece {
     /// Looks at inodes; `known` is what was found at the same place before.
-    ///
-    /// # Errors
-    /// [`crate::Error::Damaged`], [`crate::Error::Read`].
     pub fn of<S: ReadAt>(
         fs: &FileSystem<S>,
         table: &Table<'_>,

@@ -109,10 +109,6 @@ impl Diff {
         vec![self.images_dir.clone(), old]
     }
 
-    /// Tells.
-    ///
-    /// # Errors
-    /// Whatever the engine tells.
     pub fn run(self) -> Result<Status, Failure> {
         let old = Files::open(&self.images_dir.join(&self.prev_images_dir).into());
         let old = old.map_err(Failure::volume("volume diff"))?;

@@ -49,9 +49,6 @@ impl Ls {
     }
 
     /// Lists.
-    ///
-    /// # Errors
-    /// Whatever the engine tells.
     pub fn run(self) -> Result<Status, Failure> {
         let files = Files::open(&self.images_dir.into());
         let listed = files.and_then(|files| files.list(self.path.as_bytes()));

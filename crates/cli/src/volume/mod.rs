@@ -37,10 +37,6 @@ enum Action {
 }
 
 impl Volume {
-    /// Does it.
-    ///
-    /// # Errors
-    /// Whatever the engine tells.
     pub fn run(self) -> Result<Status, Failure> {
         let read = self.action.read_images();
         let done = match self.action {

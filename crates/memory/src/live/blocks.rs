@@ -42,7 +42,6 @@ pub struct OldChunk {
     pub pages: u64,
 }
 
-/// One block.
 #[derive(Debug)]
 pub struct Block {
     /// A bit for each page that there is.

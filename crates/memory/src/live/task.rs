@@ -63,7 +63,6 @@ pub struct Fault {
 #[derive(Debug, Default)]
 pub struct TrackingState {
     pub blocks: Blocks,
-    /// What is registered.
     pub registered: Spans,
     /// Areas that may share pages.
     pub shared: Vec<Span>,

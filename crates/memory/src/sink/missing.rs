@@ -23,7 +23,6 @@ const CHANGING: Duration = Duration::from_secs(5);
 pub struct MissingPages {
     process: Process,
     uffd: Uffd,
-    /// What was registered.
     registered: Vec<Span>,
     /// The mappings, in ascending order.
     mappings: Vec<Span>,

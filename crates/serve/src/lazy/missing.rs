@@ -6,7 +6,6 @@ use abi::{Addr, PAGE_BYTES, Span};
 /// Consecutive addresses and the pages that are to come there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Where.
     pub span: Span,
     /// The number of the first page in its space.
     pub first_page: u64,

@@ -105,7 +105,6 @@ pub struct Server {
 struct Work {
     /// Owners whose processes run.
     running: BTreeSet<u64>,
-    /// Whether it is over.
     over: bool,
 }
 

@@ -45,7 +45,6 @@ pub(crate) struct Block {
     pub backend: String,
     /// Its length.
     pub pages: u64,
-    /// The file.
     pub file: OwnedFd,
     /// Where in the file it begins.
     pub offset_bytes: u64,
@@ -69,9 +68,6 @@ impl Block {
 }
 
 /// The size of the pages that a file in memory has.
-///
-/// # Errors
-/// [`Error::Kernel`].
 pub(crate) fn page_bytes(file: &OwnedFd) -> Result<u64> {
     const HUGETLBFS: u64 = 0x958458f6;
     let facts = rustix::fs::fstatfs(file).map_err(|errno| Error::Kernel {

@@ -24,9 +24,6 @@ const PIPE_BYTES: usize = 1 << 20;
 const STATE: &str = "stillframe-state";
 
 /// A pipe whose other end QEMU has.
-///
-/// # Errors
-/// [`Error::Kernel`], those of [`Qmp::call`].
 pub(crate) fn pipe(qmp: &mut Qmp) -> Result<OwnedFd> {
     let kernel = |errno: Errno| Error::Kernel {
         doing: "cannot make a pipe",
@@ -40,9 +37,6 @@ pub(crate) fn pipe(qmp: &mut Qmp) -> Result<OwnedFd> {
 }
 
 /// Has QEMU write the state of a stopped guest's devices into the pipe.
-///
-/// # Errors
-/// Those of [`Qmp::call`].
 pub(crate) fn begin(guest: &mut Guest<'_>) -> Result<()> {
     guest.migrates = true;
     let with = json!({ "uri": format!("fd:{STATE}") });

@@ -123,9 +123,6 @@ fn drives(qmp: &mut Qmp) -> Result<Vec<Drive>> {
 }
 
 /// What is recorded of a stopped machine's disks that are not saved. `folder`: where QEMU runs.
-///
-/// # Errors
-/// Those of [`Qmp::call`].
 pub(crate) fn told(qmp: &mut Qmp, folder: &str) -> Result<Vec<QemuDisk>> {
     let folder = Path::new(folder);
     let disk = |drive: &Drive| {
@@ -177,9 +174,6 @@ pub(crate) fn written_ns(facts: &fs::Metadata) -> i64 {
 }
 
 /// The disks whose files have no name any more: what is written to them is gone with their QEMU.
-///
-/// # Errors
-/// Those of [`Qmp::call`]; [`Error::File`].
 pub(crate) fn temporary(qmp: &mut Qmp, pid: i32, folder: &str) -> Result<Vec<String>> {
     let opened = OpenFiles::of(pid)?;
     let is_temporary = |inserted: &InsertedMedium| {

@@ -65,9 +65,6 @@ struct Lazy {
 
 /// Leaves a process behind that brings the memory of a machine in, which waits for the state of its
 /// devices. When this returns, faults are answered. From a process that has one thread.
-///
-/// # Errors
-/// Those of [`freeze::userfaultfd_of`]; [`Error::Kernel`].
 pub(crate) fn leave_server(
     started: &QemuProcess,
     memory: &Memory,

@@ -34,7 +34,6 @@ const CAPABILITIES: [&str; 2] = ["x-ignore-shared", "events"];
 const STATUS: [&str; 2] = ["query-status", "query-migrate"];
 const GET_CAPABILITIES: &str = "query-migrate-capabilities";
 
-/// What tells of networks.
 const NETWORK: &str = "info network";
 
 /// A machine that can be saved.
@@ -175,9 +174,6 @@ const GIVING_UP: [&str; 2] = ["virtio-balloon", "virtio-mem"];
 
 /// Refuses a live save of a machine that gives memory up without anybody being told: QEMU discards
 /// huge pages by their file alone.
-///
-/// # Errors
-/// [`Error::Unfit`], those of [`Qmp::call`].
 pub(crate) fn refuse_unheard(machine: &mut Machine) -> Result<()> {
     let mut are_huge = false;
     for block in &machine.blocks {

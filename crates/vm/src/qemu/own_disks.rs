@@ -96,7 +96,6 @@ impl OwnDisks {
         })
     }
 
-    /// Where they are.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

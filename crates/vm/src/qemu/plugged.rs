@@ -30,9 +30,6 @@ struct Child {
 }
 
 /// The devices of a machine.
-///
-/// # Errors
-/// Those of [`Qmp::call`].
 pub(crate) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>> {
     let mut devices = Vec::new();
     for place in PLACES {
@@ -51,9 +48,6 @@ pub(crate) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>> {
 
 /// The differences between a machine and its command line `words`: devices that were plugged in or
 /// unplugged, each by its name.
-///
-/// # Errors
-/// Those of [`Qmp::call`].
 pub(crate) fn differences(
     qmp: &mut Qmp,
     devices: &[Device],

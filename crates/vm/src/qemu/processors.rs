@@ -36,9 +36,6 @@ pub(crate) struct ProcessorQuery {
 }
 
 /// Asks for what [`told`] gives, of which one is at `path`.
-///
-/// # Errors
-/// Those of [`Qmp::ask`].
 pub(crate) fn ask(qmp: &mut Qmp, path: &str) -> Result<ProcessorQuery> {
     let property = |name: &str| json!({ "path": path, "property": name });
     Ok(ProcessorQuery {
@@ -49,9 +46,6 @@ pub(crate) fn ask(qmp: &mut Qmp, path: &str) -> Result<ProcessorQuery> {
 }
 
 /// Takes the answers, in the order of questions.
-///
-/// # Errors
-/// Those of [`Qmp::call`].
 pub(crate) fn told(qmp: &mut Qmp, path: &str, asked: &ProcessorQuery) -> Result<QemuProcessors> {
     let all: Vec<Processor> = qmp.told("query-cpus-fast", asked.count)?;
     // Other architectures have none of these. What else fails is the first that is told.
@@ -94,9 +88,6 @@ pub(crate) fn question() -> Question {
 }
 
 /// What a machine has.
-///
-/// # Errors
-/// Those of [`Qmp::call`].
 pub(crate) fn of(qmp: &mut Qmp) -> Result<QemuProcessors> {
     let (command, with) = question();
     let all: Vec<Processor> = qmp.call(command, with)?;

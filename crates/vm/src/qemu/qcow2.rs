@@ -40,9 +40,6 @@ pub(crate) struct BackingFile<'a> {
 
 /// Writes an overlay in which nothing is written yet: a disk of `virtual_bytes` that has what the
 /// file below has.
-///
-/// # Errors
-/// Those of the file; [`io::ErrorKind::InvalidInput`] for a name that has no room.
 pub(crate) fn write_overlay(
     file: &File,
     virtual_bytes: u64,

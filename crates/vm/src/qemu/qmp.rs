@@ -205,9 +205,6 @@ impl Qmp {
     }
 
     /// Another connection to the same QEMU, where this one was lost.
-    ///
-    /// # Errors
-    /// Those of [`Qmp::reach`]; [`Error::Gone`] where it is another QEMU.
     pub(crate) fn again(&self) -> Result<Self> {
         let (again, _) = Self::reach_after(self.number, &self.path, self.patience, self.patience)?;
         match (self.peer(), again.peer()) {
@@ -275,9 +272,6 @@ impl Qmp {
     }
 
     /// The same with descriptors.
-    ///
-    /// # Errors
-    /// Those of [`Qmp::call`].
     pub(crate) fn call_along<T: DeserializeOwned>(
         &mut self,
         command: &'static str,
@@ -301,9 +295,6 @@ impl Qmp {
 
     /// Asks what will be asked next, all at once: each [`Qmp::call`] that asks one of them, in this
     /// order, only waits for the answer. Questions alone, which change nothing.
-    ///
-    /// # Errors
-    /// [`Error::Monitor`], [`Error::Gone`].
     pub(crate) fn foresee(&mut self, questions: Vec<Question>) -> Result<()> {
         for question in questions {
             let number = self.send(question.0, question.1.clone(), &[])?;
@@ -324,9 +315,6 @@ impl Qmp {
     }
 
     /// Waits for the answer to a question.
-    ///
-    /// # Errors
-    /// Those of [`Qmp::call`].
     pub(crate) fn told<T: DeserializeOwned>(
         &mut self,
         command: &'static str,
@@ -341,26 +329,17 @@ impl Qmp {
 
     /// Has the monitor do something without waiting for it; gives the number of the question, for
     /// [`Qmp::told`] and [`Qmp::answered`], in the order of questions.
-    ///
-    /// # Errors
-    /// [`Error::Monitor`], [`Error::Gone`].
     pub(crate) fn ask(&mut self, command: &str, with: Value) -> Result<u64> {
         self.pass_over_foreseen()?;
         self.send(command, with, &[])
     }
 
     /// Waits for the answer to a question that is nothing but that it was done.
-    ///
-    /// # Errors
-    /// Those of [`Qmp::call`].
     pub(crate) fn answered(&mut self, command: &'static str, number: u64) -> Result<()> {
         self.answer(command, number, false).map(drop)
     }
 
     /// The same over a connection that somebody else may have left in the middle of a line.
-    ///
-    /// # Errors
-    /// Those of [`Qmp::call`].
     pub(crate) fn insist(&mut self, command: &'static str, with: &Value) -> Result<Value> {
         let mut last = None;
         for _ in 0..3 {

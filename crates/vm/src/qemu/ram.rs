@@ -32,9 +32,6 @@ pub(crate) fn bytes_of(reader: &Reader, block: &QemuBlock) -> u64 {
 }
 
 /// Empty files for the memory of a machine that has it to itself.
-///
-/// # Errors
-/// [`Error::Kernel`].
 pub(crate) fn own(reader: &Reader, machine: &QemuMachine) -> Result<Memory> {
     files(reader, machine, |block, bytes| {
         if block.page_bytes != HUGE_BYTES || !bytes.is_multiple_of(HUGE_BYTES) {
@@ -49,9 +46,6 @@ pub(crate) fn own(reader: &Reader, machine: &QemuMachine) -> Result<Memory> {
 }
 
 /// Empty files for memory that machines share.
-///
-/// # Errors
-/// [`Error::Kernel`].
 pub(crate) fn template(reader: &Reader, machine: &QemuMachine) -> Result<Memory> {
     files(reader, machine, |_, bytes| small(bytes))
 }
@@ -93,9 +87,6 @@ fn made(bytes: u64, more: MemfdFlags) -> io::Result<OwnedFd> {
 /// Fills memories with the image's pages, all of which are checked.
 ///
 /// Calls `progress` with the bytes done and to be done.
-///
-/// # Errors
-/// Those of [`pages::fill`]; [`Error::Kernel`].
 pub(crate) fn fill(
     reader: &Reader,
     machine: &QemuMachine,

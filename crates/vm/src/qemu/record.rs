@@ -39,10 +39,8 @@ pub(crate) struct QemuMachine {
     /// The blocks of its memory: one for each space.
     #[prost(message, repeated, tag = "7")]
     pub blocks: Vec<QemuBlock>,
-    /// Its disks.
     #[prost(message, repeated, tag = "8")]
     pub disks: Vec<QemuDisk>,
-    /// Its processors.
     #[prost(message, optional, tag = "9")]
     pub processors: Option<QemuProcessors>,
     /// Whom it ran as; older images do not tell.
@@ -146,7 +144,6 @@ pub(crate) struct QemuDiskOverlay {
     /// Where it was, absolute.
     #[prost(string, tag = "1")]
     pub path: String,
-    /// Its format.
     #[prost(string, tag = "2")]
     pub format: String,
     /// How long it was.
@@ -190,7 +187,6 @@ impl QemuMachine {
         self.disks.iter().any(|disk| !disk.files.is_empty())
     }
 
-    /// The record of it.
     pub fn record(&self) -> Record {
         Record {
             tag: tag::QEMU_MACHINE,

@@ -305,9 +305,6 @@ impl NumberedMachine {
 }
 
 /// Fills the pool, if there is to be one.
-///
-/// # Errors
-/// Those of [`refill`], where it is all that was asked for.
 fn provide(
     options: &RestoreOptions,
     batch: &Batch<'_>,

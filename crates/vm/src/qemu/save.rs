@@ -222,9 +222,6 @@ pub(crate) fn whole(
 }
 
 /// The disks that are to be saved.
-///
-/// # Errors
-/// Those of [`Disks::find`].
 pub(crate) fn find_disks(options: &SaveOptions, machine: &mut Machine) -> Result<Option<Disks>> {
     let found = options
         .with_disks
@@ -234,9 +231,6 @@ pub(crate) fn find_disks(options: &SaveOptions, machine: &mut Machine) -> Result
 
 /// Stores the disks that are to be saved, what is saved with the machine, and records that; gives
 /// the bytes of disks that are stored. `beside`: whether the guest runs meanwhile.
-///
-/// # Errors
-/// Those of [`Disks::store`]; [`Error::Companion`].
 pub(crate) fn finish(
     writer: &Writer,
     mut record: QemuMachine,
@@ -254,9 +248,6 @@ pub(crate) fn finish(
 }
 
 /// The same as [`begin`], and has what is saved with the machine read ahead.
-///
-/// # Errors
-/// Those of [`begin`]; [`Error::Companion`].
 pub(crate) fn begin_with(
     options: &SaveOptions,
     machine: &mut Machine,
@@ -350,9 +341,6 @@ pub(crate) fn knowing(
 }
 
 /// The files of the blocks, with the holes that they have now.
-///
-/// # Errors
-/// [`Error::Kernel`].
 pub(crate) fn memories(blocks: &[Block]) -> Result<Vec<Memory>> {
     let memory = |(number, block): (u32, &Block)| {
         let file = block.file.try_clone().map_err(|source| Error::Kernel {

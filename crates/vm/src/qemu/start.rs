@@ -139,13 +139,11 @@ impl QemuProcess {
         })
     }
 
-    /// Its pid.
     pub fn pid(&self) -> i32 {
         let launched = self.launched.as_ref().expect("only drop takes it");
         launched.pid.as_raw_nonzero().get()
     }
 
-    /// Its process.
     pub fn process(&self) -> BorrowedFd<'_> {
         let launched = self.launched.as_ref().expect("only drop takes it");
         launched.process.as_fd()

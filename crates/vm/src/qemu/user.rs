@@ -162,9 +162,6 @@ fn obstacle(saved: &User, own: &User) -> Option<String> {
 }
 
 /// Gives a file to whom a machine runs as.
-///
-/// # Errors
-/// [`Error::File`].
 pub(crate) fn give(file: &fs::File, path: &Path, user: Option<&User>) -> Result<()> {
     match user {
         None => Ok(()),

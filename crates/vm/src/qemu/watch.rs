@@ -16,9 +16,6 @@ pub struct Watch<'a> {
 impl Watch<'_> {
     /// Has the companion read ahead, while the guest runs. Tells whether there is one: that may
     /// have taken long.
-    ///
-    /// # Errors
-    /// [`Error::Companion`].
     pub(crate) fn begin(&mut self, writer: &Writer) -> Result<bool> {
         self.call(|companion| companion.begin(writer))?;
         Ok(self.companion.is_some())
@@ -26,17 +23,11 @@ impl Watch<'_> {
 
     /// Has the companion read what it is now: the guest is stopped, and QEMU writes to no disk
     /// and is asked nothing until this returns, so that nobody waits for what the companion holds.
-    ///
-    /// # Errors
-    /// [`Error::Companion`].
     pub(crate) fn instant(&mut self, writer: &Writer) -> Result<()> {
         self.call(|companion| companion.instant(writer))
     }
 
     /// Has the companion put what it was at the instant into the image.
-    ///
-    /// # Errors
-    /// [`Error::Companion`].
     pub(crate) fn put(&mut self, writer: &Writer) -> Result<()> {
         self.call(|companion| companion.put(writer))
     }

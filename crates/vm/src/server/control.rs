@@ -36,18 +36,12 @@ struct Server {
 }
 
 /// Has the signals that end the server heard instead; from here on, and by all threads to come.
-///
-/// # Errors
-/// Those of signalfd(2).
 pub(crate) fn signals() -> io::Result<OwnedFd> {
     let mask = [Signal::TERM, Signal::INT].map(|signal| 1 << (signal.as_raw() - 1));
     sys::signalfd::instead_of_ending(mask[0] | mask[1])
 }
 
 /// Starts the threads that hear signals, and that answer on `control` where there is one.
-///
-/// # Errors
-/// Those of making it.
 pub(crate) fn start(
     shared: &Arc<SharedState>,
     signals: OwnedFd,

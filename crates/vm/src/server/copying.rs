@@ -147,9 +147,6 @@ pub(crate) fn describe(difference: &Difference) -> Value {
 
 /// Begins to write what a machine has changed up to this instant as an image in `dir`: it may run
 /// on when this returns.
-///
-/// # Errors
-/// Those of [`LiveSession::diff`], and [`Error::Unfit`] where another one is on its way.
 pub(crate) fn begin(
     live: &Arc<LiveSession>,
     shared: &Arc<SharedState>,

@@ -27,7 +27,6 @@ const ADDRESS_MAX: u64 = 1 << 56;
 /// What a monitor sent.
 #[derive(Debug)]
 pub(crate) struct Handoff {
-    /// Its mappings.
     pub mappings: Vec<Mapping>,
     /// Its userfaultfd.
     pub uffd: OwnedFd,
@@ -51,16 +50,12 @@ pub(crate) struct Mapping {
 /// Why a hand-off is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// The other end is gone.
     #[error("the connection was closed before all was handed over")]
     Closed,
-    /// The server stops.
     #[error("the server stops")]
     Stopped,
-    /// Another server is to receive it.
     #[error("it is left to another server")]
     Left,
-    /// The system refused.
     #[error("cannot read from the connection: {0}")]
     System(std::io::Error),
     /// What came is not what belongs there.
@@ -200,9 +195,6 @@ fn take(from: &OwnedFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Option<Re
 }
 
 /// Checks what a monitor claims: the regions of `space`, which has `pages` pages, that are meant.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn regions(
     mappings: &[Mapping],
     space: SpaceId,

@@ -490,7 +490,6 @@ enum SessionEnd {
 enum FetchStage {
     /// What other machines wanted.
     Wanted,
-    /// Everything.
     All,
 }
 

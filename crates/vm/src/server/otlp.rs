@@ -96,9 +96,6 @@ impl Otlp {
 }
 
 /// Has a server's metrics told.
-///
-/// # Errors
-/// [`Error::Kernel`].
 pub(crate) fn start(shared: &Arc<SharedState>, otlp: Otlp) -> Result<Exporter> {
     let socket = std::path::absolute(&shared.options.socket);
     let socket = socket.unwrap_or_else(|_| shared.options.socket.clone());
@@ -129,9 +126,6 @@ pub(crate) struct Exporter {
 impl Exporter {
     /// Starts it; `text` gives the metrics as OpenMetrics text. A collector that cannot be reached
     /// keeps nobody else waiting.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`].
     pub fn start(
         otlp: Otlp,
         origin: Origin,

@@ -34,9 +34,6 @@ struct ProcessMapping {
 
 /// Whether the memory that process `pid` handed over is the file that it was offered: all of it,
 /// where the image has it, and mapped for itself alone, or nothing.
-///
-/// # Errors
-/// What is wrong.
 pub(crate) fn is_shared(share: &Share, pid: i32, regions: &[Region]) -> Result<bool, String> {
     let stat = fstat(share.file().as_fd()).map_err(|errno| errno.to_string())?;
     let device = (

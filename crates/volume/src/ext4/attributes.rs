@@ -47,7 +47,6 @@ pub struct StoredAttribute {
     pub index: u8,
     /// The rest of its name.
     pub name: Vec<u8>,
-    /// The value.
     pub value: Vec<u8>,
 }
 
@@ -82,9 +81,6 @@ impl<S: ReadAt> FileSystem<S> {
     }
 
     /// The same as they are stored.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Read`].
     pub(crate) fn stored_attributes(&self, inode: &Inode) -> Result<Vec<StoredAttribute>> {
         let mut all = self.stored(inode, |_| true)?;
         all.retain(|one| one.index != ENCRYPTION && (one.index, &*one.name) != INLINE);
@@ -92,9 +88,6 @@ impl<S: ReadAt> FileSystem<S> {
     }
 
     /// The contents of a file or directory that stand in its inode, as many as it has bytes.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Read`].
     pub(crate) fn inline_data(&self, inode: &Inode) -> Result<Vec<u8>> {
         let mut data = inode.map().to_vec();
         for one in self.stored(inode, |one| one == INLINE)? {
@@ -131,9 +124,6 @@ impl<S: ReadAt> FileSystem<S> {
     }
 
     /// Reads and checks the block with attributes of an inode.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Read`].
     pub(crate) fn attribute_block(&self, inode: &Inode, block: u64) -> Result<Vec<u8>> {
         let bad = |from, what: String| {
             Error::damaged(

@@ -51,7 +51,6 @@ pub enum BlockItem {
 /// Takes what is met.
 pub type BlockVisitor<'a> = &'a mut dyn FnMut(BlockItem) -> Result<()>;
 
-/// One walk.
 struct Walk<'a, S> {
     fs: &'a FileSystem<S>,
     inode: &'a Inode,

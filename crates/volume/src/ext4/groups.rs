@@ -13,7 +13,6 @@ const CHECKSUM_AT: usize = 0x1e;
 const INODE_UNINIT: u16 = 1;
 const BLOCK_UNINIT: u16 = 2;
 
-/// One group.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     /// The block with its block bitmap.

@@ -22,7 +22,6 @@ const KNOWN: [u8; 5] = [1, 2, 3, 4, 6];
 
 /// Attributes as blocks of the stream, and those that none can have, each with the reason.
 pub struct AttributeBlocks {
-    /// The blocks.
     pub blocks: Vec<Vec<u8>>,
     /// What restore(8) would not take.
     pub left_out: Vec<(StoredAttribute, &'static str)>,
@@ -96,7 +95,6 @@ fn block(attributes: &[StoredAttribute]) -> Vec<u8> {
 /// A block that was read.
 #[derive(Debug, Default)]
 pub struct AttributeBlock {
-    /// Its attributes.
     pub attributes: Vec<Attribute>,
     /// What is not there, and why.
     pub left_out: Vec<String>,

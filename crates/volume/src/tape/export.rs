@@ -161,7 +161,6 @@ fn about(
     })
 }
 
-/// One export.
 struct Export<'a, W: Write> {
     fs: &'a FileSystem<ImageSpace>,
     tree: &'a Tree,

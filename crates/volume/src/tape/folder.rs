@@ -10,14 +10,11 @@ const HEADER: usize = 8;
 /// restore(8) takes the length of a longer one for that of a machine with another order of words.
 pub const FOLDER_MAX_BYTES: usize = 0x0fff_ffff;
 
-/// An entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry {
-    /// The inode.
     pub inode: u32,
     /// What sort of file that is, as readdir(3) numbers them.
     pub sort: u8,
-    /// The name.
     pub name: Vec<u8>,
 }
 

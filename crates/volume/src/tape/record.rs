@@ -39,7 +39,6 @@ pub enum RecordKind {
     Dumped,
     /// More of a file.
     More,
-    /// The end.
     End,
     /// The map of inodes in use.
     Used,
@@ -85,7 +84,6 @@ pub struct Facts {
     pub flags: u32,
     /// How much space it takes, in units of 512 bytes.
     pub sectors: u32,
-    /// Its generation.
     pub generation: u32,
     /// The owner.
     pub uid: u32,
@@ -112,12 +110,9 @@ pub struct StreamLabel {
     pub host: Vec<u8>,
 }
 
-/// A header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is of.
     pub sort: RecordKind,
-    /// Of which inode.
     pub inode: u32,
     /// What that says.
     pub facts: Facts,

@@ -20,7 +20,6 @@ pub struct Stream {
     pub about: StreamLabel,
     /// The inodes that were in use, a bit for each from 1 on.
     pub used: Vec<u8>,
-    /// Those that it has.
     pub dumped: Vec<u8>,
     /// What was read and belongs to nothing yet.
     next: Option<Header>,
@@ -134,9 +133,6 @@ impl Stream {
     }
 
     /// The next file's header, or that of attributes of the last one; none at the end.
-    ///
-    /// # Errors
-    /// [`Error::Stream`], [`Error::File`].
     pub fn file(&mut self) -> Result<Option<Header>> {
         loop {
             let header = self.header()?;
@@ -154,9 +150,6 @@ impl Stream {
     }
 
     /// The header of attributes of a file that was read just before, if there are more of them.
-    ///
-    /// # Errors
-    /// [`Error::Stream`], [`Error::File`].
     pub fn attributes_of(&mut self, inode: u32) -> Result<Option<Header>> {
         let header = self.file()?;
         let is_its = |header: &Header| header.has_attributes && header.inode == inode;

@@ -50,10 +50,6 @@ pub struct ParentInodes {
 }
 
 impl ParentInodes {
-    /// Reads them.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Read`].
     pub fn read<S: ReadAt>(fs: &FileSystem<S>, instant: Time) -> Result<Self> {
         let mut sums = HashMap::new();
         fs.walk_inodes(&mut |inode| {
@@ -89,9 +85,6 @@ fn why_not(node: &Node, path: &[u8], name: &[u8]) -> Option<&'static str> {
 
 impl Tree {
     /// Looks at all files, and at what has changed since `earlier`; everything has without that.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Read`].
     pub fn read<S: ReadAt>(fs: &FileSystem<S>, earlier: Option<&ParentInodes>) -> Result<Self> {
         let mut this = Self::default();
         fs.walk_inodes(&mut |inode| {
@@ -199,9 +192,6 @@ impl Tree {
     }
 
     /// A path of a file that has a name.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`], [`Error::Read`].
     pub fn path_of<S: ReadAt>(&self, fs: &FileSystem<S>, mut number: u32) -> Result<PathBuf> {
         let mut words = Vec::new();
         while number != ROOT && words.len() < self.nodes.len() {

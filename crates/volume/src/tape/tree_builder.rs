@@ -48,9 +48,6 @@ pub struct TreeBuilder<'a> {
 
 impl<'a> TreeBuilder<'a> {
     /// None so far, in a file system with nothing in its root.
-    ///
-    /// # Errors
-    /// [`Error::File`].
     pub fn new(root: BorrowedFd<'a>) -> Result<Self> {
         let failed = || Error::file::<Errno>("make", NUMBERS);
         match unlinkat(root, "lost+found", AtFlags::REMOVEDIR) {
@@ -70,9 +67,6 @@ impl<'a> TreeBuilder<'a> {
     }
 
     /// Adds what a stream has, and removes what was gone by then.
-    ///
-    /// # Errors
-    /// [`Error::Stream`], [`Error::File`].
     pub fn add(&mut self, mut stream: Stream, progress: Progress<'_>) -> Result<()> {
         let total = stream.files();
         let mut met = HashSet::new();

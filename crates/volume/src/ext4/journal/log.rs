@@ -94,7 +94,6 @@ pub struct Log<'a, S> {
 pub struct Copy {
     /// Where it belongs.
     pub block: u64,
-    /// Where it is.
     pub at: u64,
     /// Its first four bytes are not those that they were: it would look like one of the journal's
     /// own.

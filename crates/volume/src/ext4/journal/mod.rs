@@ -23,9 +23,6 @@ const MMP_CLEAN: u32 = 0xff4d_4d50;
 impl<S: ReadAt> FileSystem<S> {
     /// Refuses a file system that says by itself that somebody has it mounted: a copy would say so,
     /// too.
-    ///
-    /// # Errors
-    /// [`Error::Unfit`], [`Error::Read`].
     fn refuse_in_use(&self) -> Result<()> {
         if self.sb.incompat & incompat::MMP == 0 {
             return Ok(());

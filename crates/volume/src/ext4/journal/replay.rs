@@ -37,9 +37,6 @@ impl Patches {
     }
 
     /// Puts what belongs there into `bytes` that were read from `at_bytes` on.
-    ///
-    /// # Errors
-    /// [`Error::Read`].
     fn apply(&self, source: &dyn ReadAt, at_bytes: u64, bytes: &mut [u8]) -> Result<()> {
         if self.is_empty() {
             return Ok(());
