@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use image::{Companion, CompanionError};
 use process::{Observer, Stage, Veto};
+use rustix::fs::{major, minor};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use volume::{AttachedVolume, CompanionDump, CompanionVolume, DumpSummary, IoContext};
@@ -19,7 +20,7 @@ use crate::watch::Watch;
 pub struct VolumeRequest<'a> {
     /// Its device, or where it is mounted.
     pub volume: &'a Path,
-    /// Where the image goes.
+    /// Directory of the new image.
     pub images_dir: &'a Path,
     /// The image that it is over.
     pub parent: Option<PathBuf>,
@@ -27,9 +28,9 @@ pub struct VolumeRequest<'a> {
     pub max_frozen: Duration,
     /// How pages are compressed.
     pub compress: Option<image::Compression>,
-    /// Whether to wait until the image is on the disk.
+    /// True to wait until the image is on the disk.
     pub sync: bool,
-    /// What else is written to meanwhile.
+    /// Other files that are written to meanwhile.
     pub written: Vec<PathBuf>,
 }
 
@@ -101,7 +102,7 @@ impl<'a> CompanionSave<'a> {
         }
     }
 
-    /// What was saved.
+    /// Summary of a save.
     pub fn dumped(self) -> Option<DumpSummary> {
         self.dumped
     }
@@ -170,7 +171,7 @@ fn failed(error: volume::Error) -> CompanionError {
     }
 }
 
-/// What was saved of the volume.
+/// Returns the summary of the volume's dump as JSON.
 pub fn saved_to_json(dumped: &DumpSummary) -> Value {
     let us = |time: Duration| time.as_micros() as u64;
     let stops = dumped.stops.unwrap_or_default();
@@ -209,12 +210,15 @@ pub fn attach(images_dir: &Path, target: PathBuf) -> Result<AttachedVolume, Fail
     attached.map_err(Failure::volume("restore"))
 }
 
-/// What there is to say of a volume that is on a device with other numbers than before.
-pub fn moved(before: (u32, u32), now: (u32, u32)) -> String {
+/// Warns of a volume that is on a device with other numbers than before.
+pub fn moved(before: u64, now: u64) -> String {
     format!(
         "the volume was on device {}:{} and is on {}:{} now: programs that know their files by \
          device and inode take them for others (SQLite, for a data base that it opens again)",
-        before.0, before.1, now.0, now.1
+        major(before),
+        minor(before),
+        major(now),
+        minor(now)
     )
 }
 

@@ -34,6 +34,7 @@ pub mod launch;
 pub mod ledger;
 pub mod listener;
 pub mod memfd;
+pub mod mountinfo;
 pub mod mounts;
 pub mod mqueue;
 pub mod mutex;

@@ -4,22 +4,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, major, minor};
+use rustix::fs::{CWD, makedev};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
 };
+use sys::mountinfo::Mount;
 use sys::unmount::Unmounter;
 
-use crate::device::{MountInfo, is_mount_point};
+use crate::device::is_mount_point;
 use crate::dump::Progress;
 use crate::mount::{id_of, is_there};
 use crate::place::OpenImage;
 use crate::restore::{RestoreOptions, RestoreSummary, restore};
 use crate::{Error, Result};
 
-/// What options of a mount are called in /proc/self/mountinfo, and what they are.
+/// Options of a mount, by their names in /proc/self/mountinfo.
 const ATTRIBUTES: [(&str, MountAttrFlags); 8] = [
     ("ro", MountAttrFlags::MOUNT_ATTR_RDONLY),
     ("nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -38,14 +39,14 @@ const ATTRIBUTES: [(&str, MountAttrFlags); 8] = [
 pub struct AttachedVolume {
     point: PathBuf,
     id: u64,
-    /// Who unmounts it if we die.
+    /// The process that unmounts it if this one dies.
     unmounter: Option<Unmounter>,
     stays: bool,
-    /// What was written.
+    /// Summary of the restore.
     pub restored: RestoreSummary,
     /// The numbers of the device that it was mounted from before, and of the one that it is on
     /// now, where those are others.
-    pub moved: Option<[(u32, u32); 2]>,
+    pub moved: Option<[u64; 2]>,
 }
 
 /// Writes the volume of an image to a device, and mounts that where the volume was mounted.
@@ -97,7 +98,7 @@ pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attach
 }
 
 impl AttachedVolume {
-    /// Where it is mounted, and the id of the mount (`stx_mnt_id` of statx(2)).
+    /// Returns the mount point and the id of the mount (`stx_mnt_id` of statx(2)).
     #[must_use]
     pub fn place(&self) -> (&Path, u64) {
         (&self.point, self.id)
@@ -129,15 +130,14 @@ impl Drop for AttachedVolume {
 }
 
 /// The numbers of the device of before and of this one, unless they are the same or not known.
-fn moved(at: &MountInfo, device: &Path) -> Result<Option<[(u32, u32); 2]>> {
+fn moved(at: &Mount, device: &Path) -> Result<Option<[u64; 2]>> {
     let now = std::fs::metadata(device).map_err(Error::file("look at", device))?;
-    let now = (major(now.rdev()), minor(now.rdev()));
-    let is_other = at.device != (0, 0) && at.device != now;
-    Ok(is_other.then_some([at.device, now]))
+    let (before, now) = (makedev(at.device.0, at.device.1), now.rdev());
+    Ok((before != 0 && before != now).then_some([before, now]))
 }
 
 /// Mounts the file system on a device as it was, nowhere yet.
-fn mounted(device: &Path, at: &MountInfo) -> Result<OwnedFd> {
+fn mounted(device: &Path, at: &Mount) -> Result<OwnedFd> {
     let make = || {
         let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_string(fs.as_fd(), "source", device)?;

@@ -13,7 +13,7 @@ use crate::{Error, ReadAt, Result};
 /// Pages that cannot be read.
 #[derive(Debug, Default)]
 pub struct BadPages {
-    /// Whether they are taken for zeros, and not for a failure.
+    /// True if they are taken for zeros, and not for a failure.
     pub skip: bool,
     found: Mutex<Bits>,
 }
@@ -23,7 +23,7 @@ pub struct BadPages {
 pub struct BadBlock {
     /// Its number.
     pub block: u64,
-    /// Whose it is.
+    /// Its owner.
     pub owner: String,
 }
 

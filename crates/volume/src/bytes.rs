@@ -61,7 +61,7 @@ impl<'a, S: ReadAt> Bytes<'a, S> {
         start.filter(|start| *start < self.size)
     }
 
-    /// Where there are bytes within a range; the others are zero.
+    /// Returns the ranges with bytes within a range; the others are zero.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let end = range.end.min(self.size);
         let inline = self.inline.iter().map(|_| 0..self.size);

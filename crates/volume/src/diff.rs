@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// How much of two files is compared at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What became of a file.
+/// Fate of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Only the newer image has it.
@@ -28,7 +28,7 @@ pub enum Fate {
 pub struct Difference {
     /// Its path, without a slash at its beginning.
     pub path: Vec<u8>,
-    /// What became of it.
+    /// The file's fate.
     pub fate: Fate,
 }
 
@@ -128,7 +128,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What differs of a file that both have.
+    /// Returns the fields that differ of a file that both have.
     fn changes(&self, old: &Inode, new: &Inode) -> Result<Option<Fate>> {
         if old.kind() != new.kind() {
             return Ok(Some(Fate::Changed(vec!["sort"])));
@@ -166,7 +166,7 @@ impl Walk<'_> {
         Ok((!changes.is_empty()).then_some(Fate::Changed(changes)))
     }
 
-    /// Whether two files have the same bytes, encrypted ones as they are stored.
+    /// Tells whether two files have the same bytes, encrypted ones as they are stored.
     fn are_equal(&self, old: &Inode, new: &Inode) -> Result<bool> {
         if old.size_bytes() != new.size_bytes() {
             return Ok(false);

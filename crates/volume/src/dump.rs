@@ -21,16 +21,16 @@ use crate::survey::{Survey, pages_of, unchanged_pages};
 use crate::tables::Pieces;
 use crate::{Error, Result};
 
-/// What is to be dumped, and where to.
+/// Options of a dump.
 #[derive(Clone, Debug)]
 pub struct DumpOptions {
-    /// Where the image goes.
+    /// Directory of the new image.
     pub images: Images,
     /// The device, the file, or where it is mounted.
     pub volume: PathBuf,
     /// The image that this one is to be a difference from.
     pub parent: Option<Images>,
-    /// Whether what seems to be unchanged is read as well, and compared.
+    /// True if what seems to be unchanged is read as well, and compared.
     pub verify_unchanged: bool,
     /// For how long a mounted file system may be frozen at a time.
     pub max_frozen: Duration,
@@ -38,15 +38,15 @@ pub struct DumpOptions {
     pub context: IoContext,
     /// How many bytes of it are read in a second at most, beside its users.
     pub rate_bytes_per_s: Option<u64>,
-    /// Whether pages that cannot be read are taken for zeros.
+    /// True if pages that cannot be read are taken for zeros.
     pub skip_bad: bool,
     /// How pages are compressed.
     pub compress: Option<Compression>,
-    /// Whether to wait until the image is on the disk.
+    /// True to wait until the image is on the disk.
     pub sync: bool,
 }
 
-/// What was dumped.
+/// Summary of a dump.
 #[derive(Clone, Debug)]
 pub struct DumpSummary {
     /// The image.
@@ -96,7 +96,7 @@ impl Stops {
     }
 }
 
-/// Who hears of bytes that are done and to be done.
+/// Observer of the bytes that are done and to be done.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// The image that a dump is over, and what its volume was.

@@ -132,7 +132,7 @@ fn lock(path: &Path) -> Result<File> {
     }
 }
 
-/// What a volume is called there: its device, or the file.
+/// Returns the name of a volume there: its device, or the file.
 fn device_of(volume: &Path) -> Result<String> {
     let path = Volume::open(volume)?.path;
     let path = path.canonicalize().map_err(Error::file("look at", &path))?;

@@ -23,14 +23,14 @@ use crate::metadata::Metadata;
 use crate::read_at::ImageSpace;
 use crate::{Error, Result};
 
-/// What was extracted.
+/// Summary of an extraction.
 #[derive(Debug, Default)]
 pub struct ExtractSummary {
     /// Files, directories, links and so on.
     pub files: u64,
     /// Bytes that were written to files.
     pub bytes: u64,
-    /// What was not, and why.
+    /// Files that were not extracted, and why.
     pub left_out: Vec<Omission>,
 }
 

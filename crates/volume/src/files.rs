@@ -22,9 +22,9 @@ pub struct Files {
 pub struct FileEntry {
     /// Its name.
     pub name: Vec<u8>,
-    /// What it is.
+    /// Its kind.
     pub inode: Inode,
-    /// Where a symbolic link leads to.
+    /// Target of a symbolic link.
     pub target: Option<Vec<u8>>,
 }
 

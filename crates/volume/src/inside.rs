@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, Timespec, Timestamps, futimens, major, minor};
+use rustix::fs::{OFlags, Timespec, Timestamps, futimens, major, makedev, minor};
 
 use crate::device::Volume;
 use crate::dump::open;
@@ -32,7 +32,7 @@ pub(crate) fn refuse_inside(name: &Path, volume: &Volume, mount: &File, path: &P
     if facts.dev() == own.dev() {
         return refused("");
     }
-    if stands_on(numbers(facts.dev()), numbers(own.dev()), DEPTH_MAX) {
+    if stands_on(facts.dev(), own.dev(), DEPTH_MAX) {
         return refused(", by a device whose bytes are in a file there");
     }
     // Such a file system has no device of its own: another one may be below it.
@@ -40,10 +40,6 @@ pub(crate) fn refuse_inside(name: &Path, volume: &Volume, mount: &File, path: &P
         return refused(", by a file system that is over it");
     }
     Ok(())
-}
-
-fn numbers(device: u64) -> (u32, u32) {
-    (major(device), minor(device))
 }
 
 /// The folder that has `path`, or would have it.
@@ -69,11 +65,11 @@ fn existing(path: &Path) -> Result<(PathBuf, std::fs::Metadata)> {
 
 /// True if the bytes of a device are on another one: in a file there that is attached as a loop
 /// device, or as those of a device that is mapped to others.
-fn stands_on(device: (u32, u32), other: (u32, u32), depth: u32) -> bool {
+fn stands_on(device: u64, other: u64, depth: u32) -> bool {
     if device == other || depth == 0 {
         return device == other;
     }
-    let place = format!("/sys/dev/block/{}:{}", device.0, device.1);
+    let place = format!("/sys/dev/block/{}:{}", major(device), minor(device));
     let place = Path::new(&place);
     // A partition has what its disk has.
     let backing = ["loop/backing_file", "../loop/backing_file"];
@@ -81,14 +77,14 @@ fn stands_on(device: (u32, u32), other: (u32, u32), depth: u32) -> bool {
         .iter()
         .filter_map(|name| std::fs::read_to_string(place.join(name)).ok())
         .filter_map(|file| std::fs::metadata(file.trim_end_matches('\n')).ok())
-        .map(|facts| numbers(facts.dev()))
+        .map(|facts| facts.dev())
         .collect::<Vec<_>>();
     let slaves = std::fs::read_dir(place.join("slaves"));
     for slave in slaves.into_iter().flatten().flatten() {
         let told = std::fs::read_to_string(slave.path().join("dev"));
         below.extend(told.ok().and_then(|told| {
             let (major, minor) = told.trim().split_once(':')?;
-            Some((major.parse().ok()?, minor.parse().ok()?))
+            Some(makedev(major.parse().ok()?, minor.parse().ok()?))
         }));
     }
     { below }
@@ -170,8 +166,9 @@ mod tests {
 
     #[test]
     fn a_device_stands_on_itself_and_not_on_one_that_is_not_there() {
-        assert!(stands_on((4095, 1), (4095, 1), 0));
-        assert!(!stands_on((4095, 1), (4095, 2), DEPTH_MAX));
+        let device = |minor| makedev(4095, minor);
+        assert!(stands_on(device(1), device(1), 0));
+        assert!(!stands_on(device(1), device(2), DEPTH_MAX));
     }
 
     #[test]

@@ -39,11 +39,11 @@ const VALID: Duration = Duration::from_secs(86_400);
 pub struct MountedImage {
     point: PathBuf,
     id: u64,
-    /// Whether files of the file system are seen, and not the file with it.
+    /// True if files of the file system are seen, and not the file with it.
     pub has_files: bool,
     /// Ends after the mount did.
     _unmounter: Unmounter,
-    /// What holds the file while its file system is mounted.
+    /// Holder of the file while its file system is mounted.
     _file: Option<OwnedFd>,
     _serving: Server,
 }
@@ -92,7 +92,7 @@ pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<MountedImag
 }
 
 impl MountedImage {
-    /// Whether it is still mounted there.
+    /// Tells whether it is still mounted there.
     pub fn is_there(&self) -> bool {
         is_there(&self.point, self.id)
     }
@@ -110,7 +110,7 @@ impl Drop for MountedImage {
     }
 }
 
-/// Whether the mount with this id is what is seen on `point`.
+/// Tells whether the mount with this id is what is seen on `point`.
 pub fn is_there(point: &Path, id: u64) -> bool {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let facts = statx(CWD, point, flags, StatxFlags::MNT_ID);

@@ -57,7 +57,7 @@ pub struct LiveDump<'a> {
     parent: Option<&'a Parent>,
     mount: &'a File,
     sb: Superblock,
-    /// What was found when it was frozen last.
+    /// The survey of the last freeze.
     survey: Survey,
     pub state: State,
     stops: Stops,
@@ -71,13 +71,13 @@ pub struct LiveDump<'a> {
     pace: RateLimit,
     /// Those that cannot be read.
     bad: BadPages,
-    /// What of the file system's own blocks was read.
+    /// Checksums of the file system's own blocks.
     seen: PageSums,
     /// How fast they were read.
     pages_per_s: f64,
 }
 
-/// What was read so far and still holds.
+/// Pages that were read and are still valid.
 #[derive(Default)]
 struct ValidPages {
     /// Stored, or zero.
@@ -226,7 +226,7 @@ impl<'a> LiveDump<'a> {
         PageSelection::new(&self.survey, self.parent, doubt, self.sb.block_bytes)
     }
 
-    /// What of it is not read, or not any more.
+    /// Returns the wanted pages that are not read, or not any more.
     fn missing(&self, wanted: &PageSelection) -> Bits {
         let mut missing = wanted.read.clone();
         missing.subtract(&self.kept.stored);
@@ -482,7 +482,7 @@ impl ValidPages {
     }
 }
 
-/// What of `runs` is of `pages`.
+/// Returns the parts of `runs` inside of `pages`.
 fn only(runs: &[Run], pages: &Bits) -> Vec<Run> {
     let ranges = pages.ranges();
     let mut left = Vec::with_capacity(runs.len());

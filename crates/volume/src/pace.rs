@@ -24,7 +24,7 @@ impl RateLimit {
         }
     }
 
-    /// Whether there is no limit.
+    /// Tells whether there is no limit.
     pub const fn is_unlimited(&self) -> bool {
         self.bytes_per_s.is_none()
     }

@@ -16,16 +16,16 @@ pub const VOLUME: SpaceId = SpaceId(1);
 /// and of a machine's blocks, and below those of objects.
 pub const BESIDE: SpaceId = SpaceId(1 << 30);
 
-/// What that is called in the image.
+/// Its name in the image.
 const NAME: &str = "volume";
 
 /// An image of a volume that is open.
 pub struct OpenImage {
     /// The image, and where it is.
     pub base: Base,
-    /// Where in it the volume is.
+    /// Space of the volume.
     pub space: SpaceId,
-    /// What it says of the volume.
+    /// State of the volume.
     pub state: State,
 }
 
@@ -53,7 +53,7 @@ impl OpenImage {
     }
 }
 
-/// Whether the image in `images` has a volume.
+/// Tells whether the image in `images` has a volume.
 ///
 /// # Errors
 /// [`Error::Image`].

@@ -10,7 +10,7 @@ use image::{PAGE_BYTES, Reader, SpaceId};
 
 use crate::{Error, Result};
 
-/// What has bytes that can be read at offsets, by several threads at once.
+/// A source of bytes that several threads read at offsets.
 pub trait ReadAt: Sync {
     /// How many bytes there are.
     fn len_bytes(&self) -> u64;
@@ -36,7 +36,7 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// What is open as `file`, of which the first `len_bytes` are meant.
+    /// Takes the first `len_bytes` of `file`.
     #[must_use]
     pub const fn new(file: File, len_bytes: u64) -> Self {
         Self { file, len_bytes }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use image::{PAGE_BYTES, Reader, Record};
 use prost::Message;
+use sys::mountinfo::Mount;
 
-use crate::device::MountInfo;
 use crate::ext4::Time;
 use crate::{Error, Result};
 
@@ -18,7 +18,7 @@ pub(crate) mod tag {
     pub const VOLUME_STATE: u16 = 500;
 }
 
-/// What a volume was when it was saved.
+/// State of a volume when it was saved.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct VolumeState {
     /// Its length in bytes: that of the file system.
@@ -33,7 +33,7 @@ pub(crate) struct VolumeState {
     /// And nanoseconds.
     #[prost(uint32, tag = "4")]
     pub instant_ns: u32,
-    /// Whether it was in use.
+    /// True if it was in use.
     #[prost(bool, tag = "5")]
     pub was_mounted: bool,
     /// Pages that could not be read and are zero here: the first of each range, and how many.
@@ -61,8 +61,8 @@ pub struct State {
     pub uuid: [u8; 16],
     pub instant: Time,
     pub was_mounted: bool,
-    /// Where and how; older images do not tell.
-    pub mount: Option<MountInfo>,
+    /// The mount; older images do not tell.
+    pub mount: Option<Mount>,
     pub bad_pages: Vec<Range<u64>>,
 }
 
@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// What an image says.
+    /// Reads an image's record.
     ///
     /// # Errors
     /// [`Error::Corrupt`], also for records of other kinds.
@@ -135,11 +135,12 @@ impl State {
         if point.as_ref().is_some_and(|point| !point.is_absolute()) {
             return Err(Error::Corrupt("where it was mounted".into()));
         }
-        let mount = point.map(|point| MountInfo {
+        let mount = point.map(|point| Mount {
             point,
             device: (message.device_major, message.device_minor),
             options: message.mount_options,
             fs_options: message.fs_options,
+            ..Mount::default()
         });
         Ok(Self {
             len_bytes: message.len_bytes,

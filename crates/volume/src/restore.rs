@@ -24,20 +24,20 @@ use crate::{Error, FILE_MODE, Result};
 /// How many writes, of two megabytes each at most, are under way at a time past the cache.
 const DEPTH: usize = 8;
 
-/// What is to be restored, and where to.
+/// Options of a restore.
 #[derive(Clone, Debug)]
 pub struct RestoreOptions {
-    /// Where the image is.
+    /// Place of the image.
     pub images: Images,
     /// A device, which is overwritten, or a file, which is replaced when the new one is whole.
     pub target: PathBuf,
-    /// Whether what was written is read again and compared.
+    /// True if what was written is read again and compared.
     pub verify: bool,
-    /// Whether to wait until it is on the disk.
+    /// True to wait until it is on the disk.
     pub sync: bool,
 }
 
-/// What was restored.
+/// Summary of a restore.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreSummary {
     /// The length of the file system in bytes.
@@ -81,7 +81,7 @@ pub fn restore(options: &RestoreOptions, progress: Progress<'_>) -> Result<Resto
     Ok(restored)
 }
 
-/// Whether this is a block device.
+/// Tells whether this is a block device.
 pub(crate) fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|facts| facts.file_type().is_block_device())
 }
@@ -139,7 +139,7 @@ fn clear(device: &File, path: &Path, opened: &OpenImage) -> Result<()> {
     let (reader, space, len_bytes) = (&opened.base.reader, opened.space, opened.state.len_bytes);
     let bytes = |pages: Range<u64>| {
         let page = PAGE_BYTES as u64;
-        (pages.start * page, (pages.end * page).min(len_bytes))
+        pages.start * page..(pages.end * page).min(len_bytes)
     };
     let len_pages = len_bytes.div_ceil(PAGE_BYTES as u64);
     let mut free = 0;
@@ -151,7 +151,7 @@ fn clear(device: &File, path: &Path, opened: &OpenImage) -> Result<()> {
             let located = reader.locate(space, page, known.end - page)?;
             let next = page + u64::from(located.pages);
             if located.part.is_none() {
-                let (at, end) = bytes(page..next);
+                let Range { start: at, end } = bytes(page..next);
                 let done = sys::freeze::zero_out(device, at, end - at);
                 done.map_err(Error::file("clear", path))?;
             }
@@ -162,10 +162,11 @@ fn clear(device: &File, path: &Path, opened: &OpenImage) -> Result<()> {
     Ok(())
 }
 
-fn give_back(device: &File, (at, end): (u64, u64)) {
+fn give_back(device: &File, bytes: Range<u64>) {
     // A device that has no use for that keeps what is there: nothing reads it.
-    if at < end && sys::freeze::discard(device, at, end - at).is_err() {
-        log::debug!("{} bytes at {at} are not discarded", end - at);
+    let (at, len) = (bytes.start, bytes.end.saturating_sub(bytes.start));
+    if len > 0 && sys::freeze::discard(device, at, len).is_err() {
+        log::debug!("{len} bytes at {at} are not discarded");
     }
 }
 
@@ -243,7 +244,7 @@ fn direct(file: &File) -> Option<File> {
     opened.ok()
 }
 
-/// What takes the pages: as much of the last one as the volume has.
+/// The sink of the pages: of the last one it takes as much as the volume has.
 struct Target<'a> {
     file: &'a File,
     direct: Option<&'a File>,

@@ -38,15 +38,15 @@ pub struct Blocks<'a> {
     /// The blocks whose bytes are wanted.
     pub live: &'a Bits,
     pub block_bytes: u32,
-    /// What is read from the journal instead, where it is to be replayed.
+    /// The journal's blocks, where it is to be replayed.
     pub replayed: Option<&'a ReplayedSource<OpenFile>>,
     /// In which contexts it is read.
     pub context: IoContext,
     /// How fast at most.
     pub pace: &'a RateLimit,
-    /// What cannot be read.
+    /// Pages that cannot be read.
     pub bad: &'a BadPages,
-    /// Who wants to know what was read.
+    /// Checksums of the pages that were read.
     pub seen: Option<&'a PageSums>,
 }
 

@@ -14,7 +14,7 @@ use crate::{ReadAt, Result, shares};
 /// for them has steps of up to 10 ms.
 const STEP_NS: i64 = 100_000_000;
 
-/// What was found.
+/// The survey of a file system.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// Blocks in use.
@@ -25,7 +25,7 @@ pub struct Survey {
     pub system: Bits,
     /// How many blocks of inodes the bitmaps say are free; they are in use all the same.
     pub marked_free: u64,
-    /// What the inodes say.
+    /// Checksums of the inodes.
     pub pieces: Pieces,
     /// When it was made.
     pub instant: Time,
@@ -81,7 +81,7 @@ impl Survey {
     }
 }
 
-/// What was found in some groups.
+/// The survey of some groups.
 #[derive(Default)]
 struct PartialSurvey {
     layout: Layout,

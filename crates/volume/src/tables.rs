@@ -16,7 +16,7 @@ pub struct Piece {
     first: u32,
     /// A checksum of the bytes from which all this follows.
     sum: u64,
-    /// Whether it follows from other blocks as well.
+    /// True if it follows from other blocks as well.
     has_trees: bool,
     inodes: Vec<UsedInode>,
     extents: Vec<(Range<u64>, Part)>,
@@ -35,7 +35,7 @@ struct UsedInode {
     still_since_ns: Option<i64>,
 }
 
-/// What blocks of an inode are.
+/// Use of an inode's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Bytes of a file, a directory, a link.
@@ -74,7 +74,7 @@ impl Pieces {
         Self { all, firsts }
     }
 
-    /// Whether there are none.
+    /// Tells whether there are none.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -179,7 +179,7 @@ pub fn still_since_ns(inode: &Inode) -> Option<i64> {
     to_ns(inode.changed())?.checked_add(step_ns)
 }
 
-/// Whether the words of an inode's map name blocks.
+/// Tells whether the words of an inode's map name blocks.
 fn has_blocks(inode: &Inode) -> bool {
     let is_file = matches!(inode.kind(), Kind::Regular | Kind::Directory | Kind::Link);
     let is_short_link = inode.kind() == Kind::Link && inode.short_target().is_some();

@@ -4,6 +4,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use sys::mountinfo;
+
 use crate::{Error, Result};
 
 /// More groups than this below the root task's are not looked for.
@@ -31,10 +33,10 @@ impl Mounts {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn read() -> Result<Self> {
-        let text = sys::procfs::read("self/mountinfo");
-        let text = text.map_err(|error| Error::kernel("read /proc/self/mountinfo", error))?;
-        let lines = text.split(|byte| *byte == b'\n');
-        Ok(Self(lines.filter_map(parse).collect()))
+        let read = mountinfo::read();
+        let all =
+            read.map_err(|error| Error::kernel(format!("read {}", mountinfo::PATH), error))?;
+        Ok(Self(all.into_iter().filter_map(hierarchy).collect()))
     }
 
     /// Takes the folders of a yard, as criu(8) has it: each is a hierarchy as a whole, and has the
@@ -115,53 +117,23 @@ fn of_folder(at: PathBuf) -> Result<Mount> {
     })
 }
 
-/// Reads a line of mountinfo, if it is of a hierarchy.
-fn parse(line: &[u8]) -> Option<Mount> {
-    let line = String::from_utf8(line.to_vec()).ok()?;
-    let (mount, kind) = line.split_once(" - ")?;
-    let mut kind = kind.split(' ');
-    let version_2 = match kind.next()? {
+/// A mount, if it is of a hierarchy.
+fn hierarchy(mount: mountinfo::Mount) -> Option<Mount> {
+    let version_2 = match &*mount.kind {
         "cgroup" => false,
         "cgroup2" => true,
         _ => return None,
     };
-    let mut fields = mount.split(' ').skip(3);
-    let (root, at) = (plain(fields.next()?), plain(fields.next()?));
-    let options = kind.nth(1).unwrap_or_default();
     let known = ["rw", "ro", "none", "xattr", "noprefix", "clone_children"];
+    let options = mount.fs_options.split(',').filter(|_| !version_2);
     let controllers = options
-        .split(',')
-        .filter(|_| !version_2)
         .filter(|option| !known.contains(option) && !option.starts_with("release_agent="))
         .map(str::to_owned);
     Some(Mount {
         controllers: controllers.collect(),
-        root,
-        at: PathBuf::from(std::ffi::OsString::from_vec(at)),
+        root: mount.root,
+        at: mount.point,
     })
-}
-
-/// A path without the escapes of mountinfo (`\040` for a space).
-fn plain(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after
-            .get(..3)
-            .and_then(|three| std::str::from_utf8(three).ok());
-        let escaped = digits.and_then(|three| u8::from_str_radix(three, 8).ok());
-        match (first, escaped) {
-            (b'\\', Some(byte)) => {
-                bytes.push(byte);
-                rest = &after[3..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    bytes
 }
 
 /// By which file a group is frozen, or one above it.
@@ -192,7 +164,12 @@ mod tests {
     #[test]
     fn folders_of_groups_are_found() {
         let lines = TEXT.as_bytes().split(|byte| *byte == b'\n');
-        let mounts = Mounts(lines.filter_map(parse).collect());
+        let mounts = Mounts(
+            lines
+                .filter_map(mountinfo::Mount::parse)
+                .filter_map(hierarchy)
+                .collect(),
+        );
         let folder = |name: &str, path: &str| {
             let folder = mounts.folder(name, path.as_bytes());
             folder.map(|folder| folder.to_str().expect("text").to_owned())

@@ -19,8 +19,9 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use sys::fanotify;
+use sys::mountinfo::{self, Mount};
 
-use super::watched::{Fields, Inode, Mount, device_numbers, link, mount, mounts};
+use super::watched::{Fields, Inode, device_numbers, link, mounts};
 use super::{DumpContext, Info, Kind, Open, RestoreContext, Stage, status, tags, unread};
 use crate::ledger::fdinfo;
 use crate::{Allow, Error, Result};
@@ -140,11 +141,8 @@ fn group(line: &str) -> Option<(u32, u32)> {
 
 /// Where the mount with this number is, if nothing is mounted over it.
 fn mount_point(number: u64) -> Option<PathBuf> {
-    let text = sys::procfs::read("self/mountinfo").ok()?;
-    let mut lines = text.split(|byte| *byte == b'\n');
-    let prefix = format!("{number} ");
-    let line = lines.find(|line| line.starts_with(prefix.as_bytes()))?;
-    let point = mount(line)?.point;
+    let mut mounts = mountinfo::read().ok()?.into_iter();
+    let point = mounts.find(|mount| mount.id == number)?.point;
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     let seen = rustix::fs::statx(CWD, &point, flags, StatxFlags::MNT_ID).ok()?;
     (seen.stx_mnt_id == number).then_some(point)

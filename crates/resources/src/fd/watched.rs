@@ -17,6 +17,7 @@ use std::time::Instant;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
+use sys::mountinfo::{self, Mount};
 use walkdir::WalkDir;
 
 use super::{Info, Open};
@@ -96,15 +97,6 @@ pub fn inodes(link: &[u8], info: &Info) -> Vec<Inode> {
     let lines = of_inotify.chain(of_fanotify);
     let inodes = lines.map(|line| Inode::parse(&Fields::of(line.split_whitespace())));
     inodes.flatten().collect()
-}
-
-/// Something that is mounted here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
-    /// Major and minor device number.
-    pub device: (u32, u32),
-    /// Where.
-    pub point: PathBuf,
 }
 
 /// Where watched files are.
@@ -363,29 +355,7 @@ pub(super) fn open_paths(known: &[Open<'_>]) -> Vec<PathBuf> {
 
 /// Everything that is mounted here.
 pub(super) fn mounts() -> Result<Vec<Mount>> {
-    let text = sys::procfs::read("self/mountinfo")
-        .map_err(|error| Error::kernel("read /proc/self/mountinfo", error))?;
-    let lines = text.split(|byte| *byte == b'\n');
-    Ok(lines.filter_map(mount).collect())
-}
-
-/// Reads a line of mountinfo (proc_pid_mountinfo(5)).
-pub(super) fn mount(line: &[u8]) -> Option<Mount> {
-    let mut words = line.split(|byte| *byte == b' ').skip(2);
-    let (major, minor) = std::str::from_utf8(words.next()?).ok()?.split_once(':')?;
-    let mut escaped = words.nth(1)?;
-    let mut point = Vec::new();
-    while let Some((first, rest)) = escaped.split_first() {
-        let octal = rest.get(..3).filter(|_| *first == b'\\');
-        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        point.push(byte.unwrap_or(*first));
-        escaped = if byte.is_some() { &rest[3..] } else { rest };
-    }
-    Some(Mount {
-        device: (major.parse().ok()?, minor.parse().ok()?),
-        point: PathBuf::from(OsStr::from_bytes(&point)),
-    })
+    mountinfo::read().map_err(|error| Error::kernel("read /proc/self/mountinfo", error))
 }
 
 #[cfg(test)]
@@ -485,17 +455,6 @@ mod tests {
         watched.walk(&allow, Some(Instant::now())).expect("walked");
         assert!(!watched.find(&inodes, &allow, Vec::new).expect("looked"));
         assert_eq!(watched.path(&inodes[0]), None);
-    }
-
-    #[test]
-    fn lines_of_mountinfo_are_read() {
-        let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext3 /dev/root rw";
-        let there = Mount {
-            device: (98, 0),
-            point: PathBuf::from("/mnt 2"),
-        };
-        assert_eq!(mount(line), Some(there));
-        assert_eq!(mount(b"36 35 98"), None);
     }
 
     #[test]

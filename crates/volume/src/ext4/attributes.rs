@@ -7,16 +7,16 @@ use super::raw::{u16_at, u32_at};
 use crate::{Error, ReadAt, Result};
 
 const MAGIC: u32 = 0xea02_0000;
-/// What stands before the entries of a block.
+/// Bytes before the entries of a block.
 const BLOCK_HEADER: usize = 32;
-/// Where the checksum of a block stands.
+/// Offset of a block's checksum.
 const SUM_AT: usize = 0x10;
 const ENTRY: usize = 16;
 /// The longest value that the kernel makes, with `ea_inode`.
 const VALUE_MAX_BYTES: u32 = 1 << 24;
 /// How much all attributes of an inode may have here.
 const ALL_MAX_BYTES: usize = 1 << 26;
-/// What a name begins with, by number.
+/// Prefixes of names, by number.
 const PREFIXES: [(u8, &str); 7] = [
     (1, "user."),
     (2, "system.posix_acl_access"),
@@ -43,7 +43,7 @@ pub struct Attribute {
 /// One as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredAttribute {
-    /// What its name begins with, by number.
+    /// Prefix of its name, by number.
     pub index: u8,
     /// The rest of its name.
     pub name: Vec<u8>,

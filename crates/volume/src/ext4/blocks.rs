@@ -24,11 +24,11 @@ const DIRECT: usize = 12;
 pub struct FileExtent {
     /// The first, counted from the beginning of the file.
     pub logical: u64,
-    /// Where that is on the device.
+    /// Its first block on the device.
     pub physical: u64,
     /// How many.
     pub blocks: u64,
-    /// Whether they were never written: they read as zeros, whatever is there.
+    /// True if they were never written: they read as zeros, whatever is there.
     pub is_unwritten: bool,
 }
 
@@ -39,7 +39,7 @@ impl FileExtent {
     }
 }
 
-/// What of a file is met when its blocks are walked.
+/// An item of a walk over a file's blocks.
 #[derive(Clone, Copy, Debug)]
 pub enum BlockItem {
     /// Blocks of the file, in ascending order.

@@ -7,9 +7,9 @@ use super::raw::{u16_at, u32_at};
 use super::{BlockItem, FileSystem};
 use crate::{Error, ReadAt, Result};
 
-/// What stands before a name.
+/// Bytes before a name.
 const HEADER: usize = 8;
-/// What stands behind a name in encrypted directories that ignore case.
+/// Bytes behind a name in encrypted directories that ignore case.
 const HASH: usize = 8;
 /// The last bytes of a block with checksum, which look like an entry.
 const TAIL: usize = 12;

@@ -43,7 +43,7 @@ pub mod ro_compat {
     pub const METADATA_CSUM: u32 = 0x400;
 }
 
-/// What a reader must know, and this one does.
+/// Features that a reader must know, and this one does.
 const INCOMPAT: Names = &[
     (incompat::FILETYPE, "filetype"),
     (incompat::RECOVER, "needs_recovery"),
@@ -60,7 +60,7 @@ const INCOMPAT: Names = &[
     (0x2_0000, "casefold"),
 ];
 
-/// What changes how space is given out, and is known here.
+/// Known features that change how space is allocated.
 const RO_COMPAT: Names = &[
     (ro_compat::SPARSE_SUPER, "sparse_super"),
     (0x2, "large_file"),

@@ -8,7 +8,7 @@ use super::raw::{joined, u16_at, u32_at};
 use super::superblock::Superblock;
 use crate::{Error, ReadAt, Result};
 
-/// Where the checksum of a descriptor stands.
+/// Offset of a descriptor's checksum.
 const CHECKSUM_AT: usize = 0x1e;
 const INODE_UNINIT: u16 = 1;
 const BLOCK_UNINIT: u16 = 2;
@@ -74,7 +74,7 @@ impl Groups {
     }
 }
 
-/// Where the `number`-th block of descriptors is.
+/// Returns the `number`-th block of descriptors.
 fn descriptor_block(sb: &Superblock, number: u32, per_block: u32) -> u64 {
     if sb.incompat & incompat::META_BG == 0 || number < sb.first_meta_group {
         let superblock = if sb.block_bytes == 1024 { 1 } else { 0 };

@@ -14,12 +14,12 @@ const CASEFOLD: u32 = 0x4000_0000;
 const VERITY: u32 = 0x10_0000;
 /// Without what is behind them, inodes end here.
 const OLD_BYTES: usize = 128;
-/// Where the words that map blocks stand.
+/// Offset of the words that map blocks.
 const MAP_AT: usize = 0x28;
 /// How many bytes they have.
 pub const MAP_LEN: usize = 60;
 
-/// What sort of file an inode is.
+/// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A file with bytes.
@@ -106,7 +106,7 @@ impl Inode {
         }
     }
 
-    /// What the checksums of all that belongs to the inode begin with.
+    /// Returns the seed of the checksums of all that belongs to the inode.
     pub fn seed(&self, sb: &Superblock) -> u32 {
         let seed = crc32c(sb.seed, &self.number.to_le_bytes());
         crc32c(seed, &self.raw[0x64..0x68])
@@ -119,7 +119,7 @@ impl Inode {
         }
     }
 
-    /// What is behind the fields: attributes.
+    /// Returns the bytes behind the fields: attributes.
     pub fn attribute_bytes(&self) -> &[u8] {
         match self.raw.len() > OLD_BYTES {
             true => &self.raw[OLD_BYTES + self.extra_bytes()..],
@@ -206,37 +206,37 @@ impl Inode {
         u32_at(&self.raw, 0x20)
     }
 
-    /// What tells it from others that had its number.
+    /// Returns the generation: it differs from that of others that had its number.
     pub fn generation(&self) -> u32 {
         u32_at(&self.raw, 0x64)
     }
 
-    /// Whether its contents are protected by fs-verity.
+    /// Tells whether its contents are protected by fs-verity.
     pub fn is_verity(&self) -> bool {
         self.flags() & VERITY != 0
     }
 
-    /// Whether it is a directory that ignores case.
+    /// Tells whether it is a directory that ignores case.
     pub fn ignores_case(&self) -> bool {
         self.flags() & CASEFOLD != 0
     }
 
-    /// Whether blocks are mapped by extents.
+    /// Tells whether blocks are mapped by extents.
     pub fn has_extents(&self) -> bool {
         self.flags() & EXTENTS != 0
     }
 
-    /// Whether the contents stand in the inode.
+    /// Tells whether the contents stand in the inode.
     pub fn is_inline(&self) -> bool {
         self.flags() & INLINE_DATA != 0
     }
 
-    /// Whether contents or names are encrypted.
+    /// Tells whether contents or names are encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.flags() & ENCRYPTED != 0
     }
 
-    /// Whether names stand with hashes behind them.
+    /// Tells whether names stand with hashes behind them.
     pub fn has_hashes(&self) -> bool {
         self.flags() & (ENCRYPTED | CASEFOLD) == ENCRYPTED | CASEFOLD
     }

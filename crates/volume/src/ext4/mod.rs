@@ -64,7 +64,7 @@ pub struct Table<'a> {
     pub raw: &'a [u8],
 }
 
-/// What the file system itself has blocks for.
+/// Blocks of the file system itself.
 #[derive(Debug, Default)]
 pub struct Layout {
     /// All blocks in use.
@@ -107,7 +107,7 @@ impl<S: ReadAt> FileSystem<S> {
         &self.sb
     }
 
-    /// Where it is read from.
+    /// Returns the source.
     pub fn source(&self) -> &S {
         &self.source
     }

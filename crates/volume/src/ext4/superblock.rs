@@ -13,10 +13,10 @@ pub const LEN: usize = 1024;
 const MAGIC: u16 = 0xef53;
 /// Groups of 128 MiB make 512 TiB of as many.
 const GROUPS_MAX: u64 = 1 << 22;
-/// Where its checksum stands, if it has one.
+/// Offset of its checksum, if it has one.
 pub const CHECKSUM_AT: usize = 0x3fc;
 
-/// What the superblock says, as far as it is needed.
+/// Fields of the superblock, as far as they are needed.
 #[derive(Clone, Debug)]
 pub struct Superblock {
     /// Bytes of a block: 1,024 to 65,536.
@@ -53,7 +53,7 @@ pub struct Superblock {
     pub incompat: u32,
     /// Read-only compatible features.
     pub ro_compat: u32,
-    /// What all checksums begin with.
+    /// Seed of all checksums.
     pub seed: u32,
     /// The file system's identity.
     pub uuid: [u8; 16],
@@ -72,7 +72,7 @@ pub struct Superblock {
 /// A bit of the state: everything was written when it was unmounted.
 const VALID_FS: u16 = 1;
 
-/// Whether a superblock's bytes have a checksum.
+/// Tells whether a superblock's bytes have a checksum.
 pub fn has_checksum(bytes: &[u8]) -> bool {
     u32_at(bytes, 0x64) & ro_compat::METADATA_CSUM != 0
 }
@@ -242,17 +242,17 @@ impl Superblock {
         Ok(())
     }
 
-    /// Whether metadata has checksums.
+    /// Tells whether metadata has checksums.
     pub fn has_checksums(&self) -> bool {
         self.ro_compat & ro_compat::METADATA_CSUM != 0
     }
 
-    /// Whether flags of group descriptors count.
+    /// Tells whether flags of group descriptors count.
     pub fn has_group_flags(&self) -> bool {
         self.ro_compat & (ro_compat::METADATA_CSUM | ro_compat::GDT_CSUM) != 0
     }
 
-    /// Whether the journal is to be replayed.
+    /// Tells whether the journal is to be replayed.
     pub fn needs_recovery(&self) -> bool {
         self.incompat & incompat::RECOVER != 0
     }
@@ -273,7 +273,7 @@ impl Superblock {
             .min(self.group_start(group) + u64::from(self.blocks_per_group))
     }
 
-    /// Whether a group has the superblock or a backup of it.
+    /// Tells whether a group has the superblock or a backup of it.
     pub fn has_superblock(&self, group: u32) -> bool {
         if group == 0 {
             return true;

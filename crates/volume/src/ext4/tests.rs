@@ -17,7 +17,7 @@ fn open(path: &Path) -> FileSystem<OpenFile> {
     FileSystem::open(OpenFile::new(file, len)).unwrap()
 }
 
-/// What mke2fs is told, by what is tried.
+/// Arguments of mke2fs, by test case.
 const KINDS: [(&str, &[&str]); 15] = [
     ("blocks of 4 KiB", &["-b", "4096"]),
     ("blocks of 1 KiB", &["-b", "1024"]),

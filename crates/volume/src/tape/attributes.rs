@@ -7,7 +7,7 @@ use crate::ext4::{Attribute, StoredAttribute, seen};
 /// What begins a block, and what dump(8) makes of what it finds in an inode.
 const MAGIC: u32 = 0xea02_0000;
 const MAGIC_OF_INODE: u32 = 0xea02_0001;
-/// What stands before the entries of each.
+/// Bytes before the entries of each.
 const BLOCK_HEADER: usize = 32;
 const INODE_HEADER: usize = 4;
 const ENTRY: usize = 16;
@@ -23,7 +23,7 @@ const KNOWN: [u8; 5] = [1, 2, 3, 4, 6];
 /// Attributes as blocks of the stream, and those that none can have, each with the reason.
 pub struct AttributeBlocks {
     pub blocks: Vec<Vec<u8>>,
-    /// What restore(8) would not take.
+    /// Attributes that restore(8) would not take.
     pub left_out: Vec<(StoredAttribute, &'static str)>,
 }
 
@@ -96,9 +96,9 @@ fn block(attributes: &[StoredAttribute]) -> Vec<u8> {
 #[derive(Debug, Default)]
 pub struct AttributeBlock {
     pub attributes: Vec<Attribute>,
-    /// What is not there, and why.
+    /// Attributes that are not there, and why.
     pub left_out: Vec<String>,
-    /// Whether contents of the file stood in its inode.
+    /// True if contents of the file stood in its inode.
     pub is_inline: bool,
 }
 

@@ -29,7 +29,7 @@ const DEVICE_MAX: u32 = 0x7fff_ffff;
 const BUFFER_BYTES: usize = 1 << 20;
 const RECORD: u64 = RECORD_BYTES as u64;
 
-/// What is to be exported.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
     /// The image.
@@ -40,7 +40,7 @@ pub struct ExportOptions {
     pub level: u32,
 }
 
-/// What was exported.
+/// Summary of an export.
 #[derive(Debug, Default)]
 pub struct ExportSummary {
     /// Directories in the stream.
@@ -51,7 +51,7 @@ pub struct ExportSummary {
     pub bytes: u64,
     /// Files whose times are in the stream only to the microsecond.
     pub cut_times: u64,
-    /// What is not in the stream as it is, or not at all, and why.
+    /// Files that the stream lacks or has changed, and why.
     pub left_out: Vec<Omission>,
 }
 
@@ -123,7 +123,7 @@ pub fn export_to_file(
     Ok(exported)
 }
 
-/// What the stream says of itself.
+/// Returns the label of the stream.
 fn about(
     options: &ExportOptions,
     opened: &OpenImage,

@@ -5,7 +5,7 @@ use crate::ext4::raw::{u16_at, u32_at};
 
 /// No entry crosses the boundary between two of them.
 const BLOCK: usize = 512;
-/// What stands before a name.
+/// Bytes before a name.
 const HEADER: usize = 8;
 /// restore(8) takes the length of a longer one for that of a machine with another order of words.
 pub const FOLDER_MAX_BYTES: usize = 0x0fff_ffff;
@@ -13,7 +13,7 @@ pub const FOLDER_MAX_BYTES: usize = 0x0fff_ffff;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry {
     pub inode: u32,
-    /// What sort of file that is, as readdir(3) numbers them.
+    /// Kind of the file, as readdir(3) numbers them.
     pub sort: u8,
     pub name: Vec<u8>,
 }

@@ -27,17 +27,17 @@ use crate::extract::Omission;
 use crate::source::IoContext;
 use crate::{Error, Result};
 
-/// What there is besides contents and inodes: the journal, and room.
+/// Bytes besides contents and inodes: the journal, and room.
 const ROOM_BYTES: u64 = 64 << 20;
-/// What a file takes beyond the bytes of the stream: an inode, and the rest of its last block.
+/// Space of a file beyond the bytes of the stream: an inode, and the rest of its last block.
 const FILE_BYTES: u64 = 256 + 4096;
 /// Inodes of the file system itself, and the folder of numbers.
 const OWN_INODES: u64 = 16;
 
-/// What is to be imported.
+/// Options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// Where the image goes.
+    /// Directory of the new image.
     pub images: Images,
     /// Files with streams, `-` for the standard input: of level 0, and what has changed since, and
     /// since that.
@@ -46,11 +46,11 @@ pub struct ImportOptions {
     pub size_bytes: Option<u64>,
     /// How pages are compressed.
     pub compress: Option<Compression>,
-    /// Whether to wait until the image is on the disk.
+    /// True to wait until the image is on the disk.
     pub sync: bool,
 }
 
-/// What was imported.
+/// Summary of an import.
 #[derive(Debug)]
 pub struct ImportSummary {
     /// The image.
@@ -61,7 +61,7 @@ pub struct ImportSummary {
     pub folders: u64,
     /// Other files.
     pub files: u64,
-    /// What is not as the streams say, and why.
+    /// Files that differ from the streams, and why.
     pub left_out: Vec<Omission>,
 }
 

@@ -10,7 +10,7 @@ pub const FLAGS_MAX: usize = 512;
 pub const BLOCK_RECORDS: u64 = 10;
 
 const MAGIC: u32 = 60_012;
-/// What the words of a header add up to.
+/// Sum of the words of a header.
 const SUM: u32 = 84_446;
 const FLAGS_AT: usize = 164;
 const LABEL: usize = 16;
@@ -19,16 +19,16 @@ const NAME: usize = 64;
 const NEW_INODES: u32 = 0x2;
 /// A header of a volume that was written by a dump(8) that says which its first record is.
 const NEW_HEADER: u32 = 0x1;
-/// What follows is compressed.
+/// The rest of the tape is compressed.
 const COMPRESSED: u32 = 0x80;
 /// Contents are as they were in an earlier dump.
 const METADATA_ALONE: u32 = 0x100;
-/// What follows is no file but an extended attribute of the one before.
+/// An extended attribute of the previous file follows.
 const ATTRIBUTES: u32 = 0x8000;
 /// They are as ext2 has them in blocks.
 const AS_BLOCK: u32 = 3;
 
-/// What a header is of.
+/// Kind of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
     /// The stream.
@@ -63,7 +63,7 @@ pub struct Stamp {
     pub us: u32,
 }
 
-/// What an inode says.
+/// Fields of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Sort and permissions.
@@ -91,7 +91,7 @@ pub struct Facts {
     pub gid: u32,
 }
 
-/// What all headers of a stream say alike.
+/// Fields that all headers of a stream repeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamLabel {
     /// Of when the dump is, in seconds since 1970.
@@ -100,9 +100,9 @@ pub struct StreamLabel {
     pub since_s: i32,
     /// The dump's level.
     pub level: u32,
-    /// What the dump is called.
+    /// Label of the dump.
     pub label: Vec<u8>,
-    /// Where the file system was mounted.
+    /// Mount point of the file system.
     pub mounted_on: Vec<u8>,
     /// On which device it was.
     pub device: Vec<u8>,
@@ -114,17 +114,17 @@ pub struct StreamLabel {
 pub struct Header {
     pub sort: RecordKind,
     pub inode: u32,
-    /// What that says.
+    /// Fields of the header.
     pub facts: Facts,
     /// How many flags there are, or records of a map.
     pub count: u32,
     /// Which records follow; the others are holes.
     pub flags: [bool; FLAGS_MAX],
-    /// Whether it is of the attributes of the file before.
+    /// True if it is of the attributes of the file before.
     pub has_attributes: bool,
-    /// Whether what follows is compressed.
+    /// True if what follows is compressed.
     pub is_compressed: bool,
-    /// Whether contents are not there, as they are those of an earlier dump.
+    /// True if contents are not there, as they are those of an earlier dump.
     pub has_metadata_alone: bool,
     /// The number of the volume, from 1 on, where a stream has several.
     pub volume: u32,

@@ -16,12 +16,12 @@ pub struct Stream {
     from: Box<dyn Read>,
     path: PathBuf,
     records: u64,
-    /// What it says of itself.
+    /// Its label.
     pub about: StreamLabel,
     /// The inodes that were in use, a bit for each from 1 on.
     pub used: Vec<u8>,
     pub dumped: Vec<u8>,
-    /// What was read and belongs to nothing yet.
+    /// A header that was read ahead.
     next: Option<Header>,
 }
 
@@ -64,7 +64,7 @@ impl Stream {
         Ok(this)
     }
 
-    /// Where it is read from.
+    /// Returns the source.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -229,7 +229,7 @@ impl Stream {
     }
 }
 
-/// Whether a map has an inode.
+/// Tells whether a map has an inode.
 pub fn has(map: &[u8], inode: u32) -> bool {
     let Some(bit) = inode.checked_sub(1) else {
         return false;

@@ -21,13 +21,13 @@ const NAME_MAX: usize = 254;
 /// A file.
 #[derive(Debug)]
 pub struct Node {
-    /// What sort it is.
+    /// Its kind.
     pub kind: Kind,
     /// How long it is.
     pub size_bytes: u64,
     /// The first directory that has a name of it; 0 where none has.
     pub parent: u32,
-    /// Whether the stream has it.
+    /// True if the stream has it.
     pub is_dumped: bool,
     is_encrypted: bool,
     has_changed: bool,
@@ -43,7 +43,7 @@ pub struct Tree {
     pub left_out: Vec<Omission>,
 }
 
-/// What the inodes of another image say.
+/// Inodes of another image.
 pub struct ParentInodes {
     sums: HashMap<u32, u128>,
     settled_ns: Option<i64>,
@@ -60,8 +60,8 @@ impl ParentInodes {
         Ok(Self { sums, settled_ns })
     }
 
-    /// Whether a file may have changed since: it has not where its inode says the same, and says
-    /// that its last change was before the earlier image by more than a step of the clock.
+    /// Tells whether a file may have changed since: it has not where its inode says the same, and
+    /// says that its last change was before the earlier image by more than a step of the clock.
     fn may_differ(&self, inode: &Inode) -> bool {
         let is_same = self.sums.get(&inode.number) == Some(&xxh3_128(&inode.identity()));
         let still_since_ns = still_since_ns(inode);

@@ -24,7 +24,7 @@ use crate::extract::Omission;
 use crate::metadata::Metadata;
 use crate::{Error, Result};
 
-/// Where files are until they get their names.
+/// Directory of files until they get their names.
 const NUMBERS: &str = "numbers";
 /// The longest target of a symbolic link.
 const TARGET_MAX_BYTES: usize = 4096;
@@ -38,11 +38,11 @@ struct Folder {
 /// The files of streams.
 pub struct TreeBuilder<'a> {
     root: BorrowedFd<'a>,
-    /// Where they are under their numbers.
+    /// Directory of files under their numbers.
     numbers: OwnedFd,
     folders: BTreeMap<u32, Folder>,
     files: HashSet<u32>,
-    /// What is not as the streams say, by number.
+    /// Files that differ from the streams, by number.
     left_out: BTreeMap<u32, Vec<String>>,
 }
 

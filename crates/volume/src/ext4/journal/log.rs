@@ -11,9 +11,9 @@ use crate::ext4::checksum::crc32c;
 use crate::ext4::{FileExtent, FileSystem};
 use crate::{Error, ReadAt, Result};
 
-/// What each block of a journal that is not data begins with.
+/// Magic number of each block of a journal that is not data.
 pub const MAGIC: u32 = 0xc03b_3998;
-/// What stands first in each of them: magic number, sort, transaction.
+/// Bytes of their header: magic number, kind, transaction.
 const HEADER: usize = 12;
 
 /// Sorts of blocks.
@@ -22,7 +22,7 @@ const COMMIT: u32 = 2;
 const SUPERBLOCKS: [u32; 2] = [3, 4];
 const REVOKE: u32 = 5;
 
-/// Where the journal's superblock has what.
+/// Offsets in the journal's superblock.
 pub mod at {
     pub const BLOCK_BYTES: usize = 0x0c;
     pub const BLOCKS: usize = 0x10;
@@ -55,13 +55,13 @@ const KNOWN: u32 = 0x1 | WIDE | 0x4 | CHECKSUM_2 | CHECKSUM_3 | FAST_COMMIT;
 /// How many blocks fast commits have where the superblock does not say.
 const FAST_BLOCKS: u32 = 256;
 
-/// What is said of a block of data.
+/// Flag of a block of data.
 const ESCAPED: u32 = 1;
 const SAME_UUID: u32 = 2;
 const LAST: u32 = 8;
 const UUID_LEN: usize = 16;
 
-/// Where a commit block has its checksum, and when it was made.
+/// Offsets of a commit block's checksum and time.
 const COMMIT_CHECKSUM_AT: usize = 0x10;
 const COMMIT_TIME_AT: usize = 0x30;
 
@@ -78,7 +78,7 @@ fn be64(bytes: &[u8], at: usize) -> u64 {
 /// The journal of a file system.
 pub struct Log<'a, S> {
     fs: &'a FileSystem<S>,
-    /// Where its blocks are, in ascending order.
+    /// Its blocks, in ascending order.
     mapped: Vec<FileExtent>,
     /// Its superblock, and where that is.
     pub superblock: Vec<u8>,
@@ -92,7 +92,7 @@ pub struct Log<'a, S> {
 /// A block of data in the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
-    /// Where it belongs.
+    /// Its place in the file system.
     pub block: u64,
     pub at: u64,
     /// Its first four bytes are not those that they were: it would look like one of the journal's
@@ -102,7 +102,7 @@ pub struct Copy {
     sequence: u32,
 }
 
-/// What whole transactions have.
+/// Blocks of complete transactions.
 #[derive(Debug, Default)]
 pub struct Transactions {
     /// Blocks of data in the order in which they were written.
@@ -125,7 +125,7 @@ struct OpenTransaction {
 }
 
 impl Transactions {
-    /// What is to be put where: the last copy of each block that was not given up later.
+    /// Returns the last copy of each block that was not revoked later.
     pub fn to_replay(&self) -> impl Iterator<Item = &Copy> {
         let is_later = |one: u32, other: u32| one.wrapping_sub(other).cast_signed() > 0;
         self.copies.iter().filter(move |copy| {
@@ -166,7 +166,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
         Ok(this)
     }
 
-    /// Whether nothing is in it.
+    /// Tells whether nothing is in it.
     pub fn is_empty(&self) -> bool {
         be32(&self.superblock, at::START) == 0
     }
@@ -209,7 +209,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
         Error::damaged(at, format!("journal, block {block}"), what)
     }
 
-    /// Where a block of the log is.
+    /// Returns the place of a block of the log.
     fn place(&self, block: u32) -> Result<u64> {
         let block = u64::from(block);
         let next = self.mapped.partition_point(|one| one.logical <= block);
@@ -293,7 +293,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
                 REVOKE => self.revokes(at, &bytes, &mut open)?,
                 COMMIT => {
                     let time = be64(&bytes, COMMIT_TIME_AT);
-                    if !self.is_committed(at, &bytes, &open, (time, last_time))? {
+                    if !self.is_committed(at, &bytes, &open, time, last_time)? {
                         break;
                     }
                     last_time = time;
@@ -323,7 +323,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
         whole.next_sequence = whole.next_sequence.wrapping_add(1);
     }
 
-    /// Whether the last bytes of a block of the journal's own are its checksum.
+    /// Tells whether the last bytes of a block of the journal's own are its checksum.
     fn is_right(&self, bytes: &[u8]) -> bool {
         let tail = bytes.len() - 4;
         let sum = crc32c(crc32c(self.seed, &bytes[..tail]), &[0; 4]);
@@ -418,8 +418,8 @@ impl<'a, S: ReadAt> Log<'a, S> {
         Ok(())
     }
 
-    /// Whether a commit block ends a transaction that is whole; not where the log ends before it,
-    /// and what follows is of an older round.
+    /// Tells whether a commit block ends a transaction that is whole; not where the log ends before
+    /// it, and what follows is of an older round.
     ///
     /// # Errors
     /// [`Error::Damaged`] where blocks of it are not what they were.
@@ -428,7 +428,8 @@ impl<'a, S: ReadAt> Log<'a, S> {
         at: u32,
         bytes: &[u8],
         open: &OpenTransaction,
-        (time, last_time): (u64, u64),
+        time: u64,
+        last_time: u64,
     ) -> Result<bool> {
         let stored = be32(bytes, COMMIT_CHECKSUM_AT);
         let is_right = if self.has_checksums() {
@@ -465,7 +466,7 @@ impl<'a, S: ReadAt> Log<'a, S> {
     /// # Errors
     /// [`Error::Unfit`], [`Error::Read`].
     pub fn refuse_fast_commits(&self, next_sequence: u32) -> Result<()> {
-        /// What the first of them begins with: its sort and length, features and transaction.
+        /// First bytes of the first of them: its kind and length, features and transaction.
         const HEAD: [u8; 4] = [9, 0, 8, 0];
         if self.incompat() & FAST_COMMIT == 0 {
             return Ok(());

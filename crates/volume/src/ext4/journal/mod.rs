@@ -16,7 +16,7 @@ pub use replay::{Patches, ReplayedSource};
 
 use log::Log;
 
-/// What the block begins with that tells who has the file system mounted, and its state if nobody.
+/// Magic number of the block that tells who has the file system mounted.
 const MMP_MAGIC: u32 = 0x004d_4d50;
 const MMP_CLEAN: u32 = 0xff4d_4d50;
 

@@ -9,7 +9,7 @@ use crate::ext4::features::incompat;
 use crate::ext4::superblock;
 use crate::{Error, ReadAt, Result};
 
-/// Where a block's bytes are instead of in their place.
+/// Replacement of a block's bytes.
 #[derive(Clone, Debug)]
 enum Patch {
     /// In the journal, perhaps without the four bytes that they begin with.
@@ -26,7 +26,7 @@ pub struct Patches {
 }
 
 impl Patches {
-    /// Whether there is nothing to replay.
+    /// Tells whether there is nothing to replay.
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
@@ -84,7 +84,7 @@ impl Patches {
     }
 }
 
-/// What the journal of a file system that was not unmounted has.
+/// Returns the journal's blocks of a file system that was not unmounted.
 ///
 /// # Errors
 /// Those of [`Log::read`].
@@ -154,7 +154,7 @@ fn mark_empty(superblock: &mut [u8], sequence: u32, has_checksum: bool) {
     }
 }
 
-/// What has bytes, with others in their place.
+/// A source of bytes, some of which are replaced.
 #[derive(Debug)]
 pub struct ReplayedSource<S> {
     source: S,

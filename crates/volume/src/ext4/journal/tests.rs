@@ -57,7 +57,7 @@ impl SampleVolume {
         self.folder.path().join("fs")
     }
 
-    /// What e2fsck makes of a copy.
+    /// Returns a copy after e2fsck has replayed its journal.
     fn replayed_by_e2fsck(&self) -> Vec<u8> {
         let copy = self.folder.path().join("copy");
         fs::copy(self.path(), &copy).unwrap();
