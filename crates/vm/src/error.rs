@@ -65,7 +65,7 @@ impl From<freeze::Error> for Error {
 }
 
 impl Error {
-    /// What is to blame.
+    /// Returns the side that caused the error.
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {

@@ -14,20 +14,20 @@ use crate::place::{self, MEMORY};
 use crate::records::Records;
 use crate::{Error, Result};
 
-/// What is to be exported, and where to.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// Where the image is.
+    /// Place of the image.
     pub images: Images,
     /// The memory file to be written; one that is there is replaced when the new one is whole.
     pub memory: PathBuf,
     /// The state file to be written.
     pub vmstate: Option<PathBuf>,
-    /// Whether to wait until the files are on the disk.
+    /// True to wait until the files are on the disk.
     pub sync: bool,
 }
 
-/// What was exported.
+/// Summary of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportSummary {
     /// Pages of the memory.

@@ -15,10 +15,10 @@ use crate::{Error, Result};
 /// The longest state file, in bytes: Firecracker's are some ten kilobytes.
 const STATE_MAX_BYTES: u64 = 64 << 20;
 
-/// What is to be imported, and where to.
+/// Options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// Where the image goes.
+    /// Directory of the new image.
     pub images: Images,
     /// The memory file of the snapshot: whole pages, in the order of the machine's addresses.
     /// Holes are pages of zeros, or, of a snapshot over a parent, pages that have not changed.
@@ -29,11 +29,11 @@ pub struct ImportOptions {
     pub parent: Option<Images>,
     /// How pages are compressed.
     pub compress: Option<Compression>,
-    /// Whether to wait until the image is on the disk.
+    /// True to wait until the image is on the disk.
     pub sync: bool,
 }
 
-/// What was imported.
+/// Summary of an import.
 #[derive(Clone, Copy, Debug)]
 pub struct ImportSummary {
     /// The image.

@@ -10,6 +10,7 @@
 mod error;
 mod export;
 mod import;
+mod mapping;
 mod place;
 pub mod qemu;
 mod records;

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 /// The space of a machine's memory.
 pub(crate) const MEMORY: SpaceId = SpaceId(1);
 
-/// What that is called in the image.
+/// Its name in the image.
 const MEMORY_NAME: &str = "memory";
 
 /// Opens the image in `images`, which must be one of a machine's memory; gives its length in pages.

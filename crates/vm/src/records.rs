@@ -26,7 +26,7 @@ pub(crate) const OF_COMPANIONS: [u16; 1] = [500];
 /// The most ranges of a working set.
 const RANGES_MAX: usize = 1 << 20;
 
-/// What a monitor saved besides the memory: the state of processors and devices.
+/// A monitor's state besides the memory: processors and devices.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct MonitorState {
     /// Which monitor it is of.
@@ -143,7 +143,7 @@ fn record(tag: u16, payload: Vec<u8>) -> Record {
     }
 }
 
-/// What an image has besides the memory.
+/// Records of an image besides the memory.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     pub state: Option<MonitorState>,

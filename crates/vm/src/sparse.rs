@@ -18,7 +18,7 @@ pub(crate) struct Memory {
     source: Object,
     space: SpaceId,
     pages: u64,
-    /// Where in the file it begins.
+    /// Its offset in the file.
     offset_bytes: u64,
     /// Its pages that are no holes.
     data: Ranges<u64>,
@@ -26,7 +26,7 @@ pub(crate) struct Memory {
     unwritten: Option<Ranges<u64>>,
 }
 
-/// What holes are over a parent.
+/// Meaning of holes over a parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holes {
     /// Pages of zeros.
@@ -35,7 +35,7 @@ pub(crate) enum Holes {
     Unchanged,
 }
 
-/// What became of pages.
+/// Counts of pages by their fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageCounts {
     pub pages: u64,
@@ -229,7 +229,7 @@ fn drain(
     Ok(pages::drain_all(&sources.collect::<Vec<_>>(), writer, how)?)
 }
 
-/// What `ranges` leave of `0..pages`.
+/// Returns the parts of `0..pages` outside of `ranges`.
 fn gaps(ranges: &[Range<u64>], pages: u64) -> Ranges<u64> {
     subtract(slice::from_ref(&(0..pages)), ranges)
 }

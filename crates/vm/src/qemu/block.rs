@@ -5,7 +5,7 @@
 //! there from /proc.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::qmp::{Qmp, Question, Version, human};
 use super::{command, lazy};
+use crate::mapping::Mapping;
 use crate::{Error, Result};
 
 /// The most blocks of a machine.
@@ -31,7 +32,7 @@ const NAMED_FILES_ONLY: Version = Version {
     micro: 0,
 };
 
-/// What tells of memory: its backends, its blocks, and what of them the guest sees where.
+/// Questions about memory: its backends, its blocks, and their guest addresses.
 const BACKENDS: &str = "query-memdev";
 const RAM_BLOCKS: &str = "info ramblock";
 const VIEWS: &str = "info mtree -f";
@@ -39,16 +40,16 @@ const VIEWS: &str = "info mtree -f";
 /// A block of the guest's memory whose file is at hand.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// What QEMU calls it.
+    /// Its name in QEMU.
     pub name: String,
     /// The object of QEMU that it is of.
     pub backend: String,
     /// Its length.
     pub pages: u64,
     pub file: OwnedFd,
-    /// Where in the file it begins.
+    /// Its offset in the file.
     pub offset_bytes: u64,
-    /// Where QEMU has it mapped.
+    /// Address at which QEMU has it mapped.
     pub at: Addr,
 }
 
@@ -82,7 +83,7 @@ pub(crate) fn page_bytes(file: &OwnedFd) -> Result<u64> {
     })
 }
 
-/// What QEMU says of a memory backend (`query-memdev`).
+/// A memory backend, as QEMU describes it (`query-memdev`).
 #[derive(Debug, Deserialize)]
 struct Backend {
     id: Option<String>,
@@ -97,7 +98,7 @@ struct RamBlock {
     used_bytes: u64,
 }
 
-/// What [`find`] asks first.
+/// The questions that [`find`] asks first.
 pub(crate) fn questions() -> [Question; 3] {
     [(BACKENDS, json!({})), human(RAM_BLOCKS), human(VIEWS)]
 }
@@ -277,7 +278,7 @@ fn hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
 }
 
-/// Where the block begins in the memory of QEMU.
+/// Returns the address of the block in QEMU's memory.
 fn address(qmp: &mut Qmp, views: &str, block: &RamBlock) -> Result<u64> {
     let name = &block.name;
     let nowhere = || Error::Unfit(format!("the guest does not see its memory {name}"));
@@ -316,21 +317,12 @@ struct Mappings {
     shared: Vec<Mapping>,
 }
 
-/// A line of /proc/PID/maps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mapping {
-    start: u64,
-    end: u64,
-    offset_bytes: u64,
-    /// The file: its device as it is printed, and its inode.
-    file: (String, u64),
-}
-
 impl Mappings {
     fn of(pid: i32) -> Result<Self> {
         let path = PathBuf::from(format!("/proc/{pid}/maps"));
         let text = fs::read_to_string(&path).map_err(Error::file("read", path))?;
-        let shared = text.lines().filter_map(Mapping::parse).collect();
+        let all = text.lines().filter_map(Mapping::parse);
+        let shared = all.filter(Mapping::is_shared_file).collect();
         Ok(Self { pid, shared })
     }
 
@@ -340,7 +332,7 @@ impl Mappings {
         let mapping = self
             .shared
             .iter()
-            .find(|mapping| mapping.start <= at && end.is_some_and(|end| end <= mapping.end));
+            .find(|it| it.span.start.0 <= at && end.is_some_and(|end| end <= it.span.end.0));
         let Some(mapping) = mapping else {
             return Err(private(id, block.used_bytes));
         };
@@ -351,7 +343,7 @@ impl Mappings {
                 block.name
             )));
         }
-        let offset_bytes = mapping.offset_bytes + (at - mapping.start);
+        let offset_bytes = mapping.offset_bytes + (at - mapping.span.start.0);
         Ok((self.open(mapping)?, offset_bytes))
     }
 
@@ -362,17 +354,16 @@ impl Mappings {
         let folder = PathBuf::from(format!("/proc/{pid}/fd"));
         let entries = fs::read_dir(&folder).map_err(Error::file("read", &folder))?;
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            let is_it = |file: &File| file.metadata().is_ok_and(|it| it.ino() == mapping.file.1);
+            let is_it = |facts: Metadata| mapping.is_of(facts.dev(), facts.ino());
             let facts = fs::metadata(&path);
-            if facts.is_ok_and(|it| it.is_file() && it.ino() == mapping.file.1)
+            if facts.is_ok_and(|facts| facts.is_file() && is_it(facts))
                 && let Ok(file) = File::open(&path)
-                && is_it(&file)
-                && mapping.is_of(&file)
+                && file.metadata().is_ok_and(is_it)
             {
                 return Ok(file.into());
             }
         }
-        let (start, end) = (mapping.start, mapping.end);
+        let (start, end) = (mapping.span.start.0, mapping.span.end.0);
         let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
         let file = File::open(&path).map_err(Error::file("open", path))?;
         Ok(file.into())
@@ -382,18 +373,18 @@ impl Mappings {
     fn other(&self, mapping: &Mapping) -> Result<Option<i32>> {
         let entries = fs::read_dir("/proc").map_err(Error::file("read", "/proc"))?;
         let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        let sought = format!(" {} {} ", mapping.file.0, mapping.file.1);
+        let inode = format!(" {} ", mapping.inode);
         for pid in pids.filter(|pid| *pid != self.pid) {
             // Who is gone by now has nothing mapped, and a kernel's thread never has.
             let Ok(text) = fs::read(format!("/proc/{pid}/maps")) else {
                 continue;
             };
             let text = String::from_utf8_lossy(&text);
-            let lines = text.lines().filter(|line| line.contains(&sought));
-            if lines
-                .filter_map(Mapping::parse)
-                .any(|it| it.file == mapping.file)
-            {
+            let lines = text.lines().filter(|line| line.contains(&inode));
+            let is_it = |it: Mapping| {
+                it.is_shared && (it.device, it.inode) == (mapping.device, mapping.inode)
+            };
+            if lines.filter_map(Mapping::parse).any(is_it) {
                 return Ok(Some(pid));
             }
         }
@@ -401,7 +392,7 @@ impl Mappings {
     }
 }
 
-/// Where a process has all of a file mapped shared.
+/// Returns the address at which a process has all of a file mapped shared.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Unfit`] where it has not.
@@ -413,41 +404,14 @@ pub(crate) fn place_of(pid: i32, file: &OwnedFd, bytes: u64) -> Result<Addr> {
         source: errno.into(),
     })?;
     let is_it = |mapping: &Mapping| {
-        mapping.file.1 == facts.st_ino
+        mapping.is_shared
+            && mapping.inode == facts.st_ino
             && mapping.offset_bytes == 0
-            && mapping.end - mapping.start >= bytes
+            && mapping.span.bytes() >= bytes
     };
     let found = text.lines().filter_map(Mapping::parse).find(is_it);
-    let found = found.map(|mapping| Addr(mapping.start));
+    let found = found.map(|mapping| mapping.span.start);
     found.ok_or_else(|| unfit("QEMU has not mapped its memory as one piece"))
-}
-
-impl Mapping {
-    /// A shared mapping of a file.
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let flags = words.next()?;
-        let offset_bytes = hexadecimal(words.next()?)?;
-        let (device, inode) = (words.next()?, words.next()?.parse().ok()?);
-        (flags.ends_with('s') && inode != 0).then_some(Self {
-            start: hexadecimal(start)?,
-            end: hexadecimal(end)?,
-            offset_bytes,
-            file: (device.to_owned(), inode),
-        })
-    }
-
-    fn is_of(&self, file: &File) -> bool {
-        let Ok(facts) = file.metadata() else {
-            return false;
-        };
-        let (major, minor) = (
-            rustix::fs::major(facts.dev()),
-            rustix::fs::minor(facts.dev()),
-        );
-        self.file == (format!("{major:02x}:{minor:02x}"), facts.ino())
-    }
 }
 
 #[cfg(test)]
@@ -489,20 +453,5 @@ mod tests {
         let told = "Host virtual address for 0x0 (mem0) is 0x7f4c0afff000\r\n";
         assert_eq!(host_address(told, "mem0"), Some(0x7f4c_0aff_f000));
         assert_eq!(host_address(told, "mem1"), None);
-    }
-
-    #[test]
-    fn only_shared_mappings_of_files_count() {
-        let line = "7f4c0afff000-7f4c23fff000 rw-s 00001000 00:01 1026    /memfd:x (deleted)";
-        let mapping = Mapping {
-            start: 0x7f4c_0aff_f000,
-            end: 0x7f4c_23ff_f000,
-            offset_bytes: 0x1000,
-            file: ("00:01".to_owned(), 1026),
-        };
-        assert_eq!(Mapping::parse(line), Some(mapping));
-        assert_eq!(Mapping::parse(&line.replace("rw-s", "rw-p")), None);
-        assert_eq!(Mapping::parse(&line.replace("1026", "0")), None);
-        assert_eq!(Mapping::parse("[vdso]"), None);
     }
 }

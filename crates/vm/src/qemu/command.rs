@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-/// What stands where something was left out.
+/// The word in place of a secret.
 const WITHHELD: &str = "withheld-by-stillframe";
 
 /// Options whose value may begin with a dash, or have any form: they are passed over with it.
@@ -29,7 +29,7 @@ pub(crate) struct Memory {
 #[derive(Clone, Debug)]
 pub(crate) struct Change<'a> {
     pub memory: &'a [Memory],
-    /// Whether the memory is QEMU's alone: what it writes is not in the file.
+    /// True if the memory is QEMU's alone: what it writes is not in the file.
     pub private: bool,
     /// The descriptor of the socket of its monitor.
     pub monitor: i32,
@@ -110,7 +110,7 @@ pub(super) fn written(fields: &[(String, Option<String>)]) -> String {
     fields.iter().map(field).collect::<Vec<_>>().join(",")
 }
 
-/// What an object is, its name, and all that it is set to.
+/// Returns an object's type, its name, and its properties.
 fn object(value: &str) -> (String, String, Vec<(String, Value)>) {
     let text = |all: &[(String, Value)], key: &str| {
         let found = all.iter().find(|field| field.0 == key);
@@ -270,7 +270,7 @@ pub(crate) fn names_user(words: &[String]) -> bool {
     })
 }
 
-/// Whether what is written to a drive is gone with its QEMU.
+/// Tells whether what is written to a drive is gone with its QEMU.
 fn is_temporary(value: &str) -> bool {
     let is_on = |value: &Option<String>| value.as_deref().is_none_or(|value| value == "on");
     let fields = fields(value);
@@ -279,7 +279,8 @@ fn is_temporary(value: &str) -> bool {
         .any(|(key, value)| key == "snapshot" && is_on(value))
 }
 
-/// Whether an option gives a machine a place of its own: a socket, a file to write to, a port.
+/// Tells whether an option gives a machine a place of its own: a socket, a file to write to, a
+/// port.
 fn is_at_a_place(word: &Word) -> bool {
     let lines = ["serial", "parallel", "monitor", "debugcon", "gdb", "qtest"];
     let value = word.value();

@@ -17,10 +17,10 @@ use crate::{Error, Result};
 /// The most that QEMU saves of devices, ROMs and video memory, in bytes.
 const STATE_MAX_BYTES: usize = 128 << 20;
 
-/// What the pipe with the state can hold, in bytes.
+/// Capacity of the pipe with the state, in bytes.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// What QEMU calls the descriptor that it writes the state to.
+/// Name, in QEMU, of the descriptor that QEMU writes the state to.
 const STATE: &str = "stillframe-state";
 
 /// A pipe whose other end QEMU has.

@@ -9,7 +9,7 @@ use super::command::{Word, fields, join, split, written};
 /// A disk that a machine gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AssignedDisk {
-    /// What it is called in the image.
+    /// Its name in the image.
     pub disk: String,
     pub path: PathBuf,
     /// `raw` or `qcow2`.
@@ -26,7 +26,7 @@ const FILES: [&str; 10] = [
 /// Keys of an option with the name of a file.
 const NAMES: [&str; 3] = ["file", "filename", "file.filename"];
 
-/// Whether a command line says which disk goes where.
+/// Tells whether a command line says which disk goes where.
 pub(crate) fn names_disks(words: &[String]) -> bool {
     words.iter().any(|word| word.contains("{disk"))
 }
@@ -152,7 +152,7 @@ fn set_format(all: &mut [Word], node: Option<&str>, disk: &AssignedDisk) -> Resu
     Err("no -blockdev gives its file a format".to_owned())
 }
 
-/// What an option is set to, as fields or as JSON.
+/// Values of an option, as fields or as JSON.
 enum Options {
     Fields(Vec<(String, Option<String>)>),
     Json(Value),

@@ -35,7 +35,7 @@ const LAYERS_MAX: usize = 256;
 /// The formats whose files are saved.
 pub(crate) const FORMATS: [&str; 2] = ["raw", "qcow2"];
 
-/// What QEMU says of a drive (`query-block`).
+/// A drive, as QEMU describes it (`query-block`).
 #[derive(Deserialize)]
 struct Drive {
     #[serde(default)]
@@ -54,7 +54,7 @@ struct InsertedMedium {
     image: Content,
 }
 
-/// What it says of one file, and of those that it is over.
+/// One file, and those that it is over.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Content {
@@ -98,13 +98,13 @@ struct Layer {
 /// A disk that goes on in another file.
 #[derive(Clone, Debug)]
 pub struct Overlay {
-    /// What QEMU calls the disk.
+    /// The disk's name in QEMU.
     pub disk: String,
     /// The file that it had, which is not written to any more.
     pub former: PathBuf,
     /// The file that it has now, over the former.
     pub file: PathBuf,
-    /// What QEMU calls that.
+    /// Its name in QEMU.
     pub node: String,
 }
 
@@ -112,7 +112,7 @@ pub struct Overlay {
 #[derive(Debug)]
 pub(crate) struct Disks {
     all: Vec<Disk>,
-    /// What they go on in.
+    /// Overlays that the disks continue in.
     pub overlays: Vec<Overlay>,
 }
 
@@ -122,7 +122,7 @@ fn drives(qmp: &mut Qmp) -> Result<Vec<Drive>> {
     Ok(drives)
 }
 
-/// What is recorded of a stopped machine's disks that are not saved. `folder`: where QEMU runs.
+/// Records a stopped machine's disks that are not saved. `folder`: QEMU's working directory.
 pub(crate) fn told(qmp: &mut Qmp, folder: &str) -> Result<Vec<QemuDisk>> {
     let folder = Path::new(folder);
     let disk = |drive: &Drive| {
@@ -143,7 +143,7 @@ pub(crate) fn told(qmp: &mut Qmp, folder: &str) -> Result<Vec<QemuDisk>> {
     Ok(drives(qmp)?.iter().filter_map(disk).collect())
 }
 
-/// What is recorded of the files that one is over.
+/// Records the files that one is over.
 fn over(content: &Content, folder: &Path) -> Vec<QemuDiskOverlay> {
     let below = content.backing_image.as_deref();
     let all = std::iter::successors(below, |content| content.backing_image.as_deref());
@@ -333,9 +333,9 @@ impl Disks {
     }
 }
 
-/// Whether QEMU may have disks go on in overlays, after the command that has them do so failed: it
-/// has, unless it said that it does not, or says now that it does not know them, over another
-/// connection where the first one is lost.
+/// Tells whether QEMU may have disks go on in overlays, after the command that has them do so
+/// failed: it has, unless it said that it does not, or says now that it does not know them, over
+/// another connection where the first one is lost.
 fn may_write_to(overlays: &[NewOverlay], error: &Error, qmp: &mut Qmp) -> bool {
     let (question, with) = ("query-named-block-nodes", json!({"flat": true}));
     let told = match error {

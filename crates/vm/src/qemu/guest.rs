@@ -19,7 +19,7 @@ pub(crate) struct Guest<'a> {
     before: &'a Before,
     watchdog: Watchdog,
     since: Instant,
-    /// Whether a migration was begun, and is not known to have ended well.
+    /// True if a migration was begun, and is not known to have ended well.
     pub migrates: bool,
     is_over: bool,
 }

@@ -28,17 +28,17 @@ use super::restore::reopened;
 use super::start::QemuProcess;
 use crate::{Error, Result};
 
-/// What the userfaultfd must be able to do, and that for huge pages.
+/// Features that the userfaultfd must have, also for huge pages.
 const FEATURES: Features = Features::MISSING_SHMEM.union(Features::EVENT_REMOVE);
 const HUGE_FEATURES: Features = Features::MISSING_HUGETLBFS;
 
-/// What the process is called that brings memory in.
+/// Name of the process that fetches memory.
 const SERVER: &std::ffi::CStr = c"stillframe-lazy";
 
-/// What a server says that answers faults.
+/// Message of a server that answers faults.
 const READY: &str = "ready";
 
-/// Whether all of a file of memory is there: a save would take what is not for zeros.
+/// Tells whether all of a file of memory is there: a save would take what is not for zeros.
 ///
 /// # Errors
 /// That of flock(2).
@@ -53,13 +53,13 @@ pub(crate) fn is_whole(file: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// What a server needs of a machine.
+/// A machine, as far as a server needs it.
 struct Lazy {
     target: Target,
     process: OwnedFd,
     /// The files of its memory, locked.
     files: Vec<OwnedFd>,
-    /// Where it is said why the machine was ended.
+    /// The log that tells why the machine was ended.
     log: File,
 }
 
@@ -207,7 +207,7 @@ impl Lazy {
 
 /// A machine whose memory is being brought in.
 struct LazyService {
-    /// Who ends it when this is gone.
+    /// The reaper, which ends it when this is gone.
     reaper: Reaper,
     session: Session,
     process: OwnedFd,

@@ -9,11 +9,11 @@ use super::disks::written_ns;
 use super::record::QemuMachine;
 use crate::{Error, Result};
 
-/// What all machines are started with.
+/// The command line that all machines are started with.
 #[derive(Debug)]
 pub(crate) struct CommandLine {
     pub program: PathBuf,
-    /// Where they start.
+    /// Their working directory.
     pub folder: PathBuf,
     pub words: Vec<String>,
 }
@@ -74,7 +74,7 @@ pub(crate) fn line(given: &[OsString], machine: &QemuMachine, many: bool) -> Res
     })
 }
 
-/// Whether a unix socket of this name listens: connecting would be noticed.
+/// Tells whether a unix socket of this name listens: connecting would be noticed.
 fn is_listened_at(place: &str) -> Result<bool> {
     let path = Path::new("/proc/net/unix");
     let all = fs::read(path).map_err(Error::file("read", path))?;
@@ -111,19 +111,19 @@ fn check_disks(machine: &QemuMachine) -> Result<()> {
             )));
         }
         let over = disk.over.iter();
-        let over = over.map(|file| (&file.path, (file.bytes, file.written_ns)));
-        let own = (&disk.path, (disk.bytes, disk.written_ns));
-        for (path, was) in std::iter::once(own).chain(over) {
-            check_unwritten(&disk.name, path, was)?;
+        let over = over.map(|file| (&file.path, file.bytes, file.written_ns));
+        let own = (&disk.path, disk.bytes, disk.written_ns);
+        for (path, bytes, time_ns) in std::iter::once(own).chain(over) {
+            check_unwritten(&disk.name, path, bytes, time_ns)?;
         }
     }
     Ok(())
 }
 
 /// Refuses a file of a disk whose length and time are others than they were.
-fn check_unwritten(disk: &str, path: &str, was: (u64, i64)) -> Result<()> {
+fn check_unwritten(disk: &str, path: &str, bytes: u64, time_ns: i64) -> Result<()> {
     let facts = fs::metadata(path).map_err(Error::file("look at the disk", path))?;
-    match (facts.len(), written_ns(&facts)) == was {
+    match facts.len() == bytes && written_ns(&facts) == time_ns {
         true => Ok(()),
         false => Err(Error::Unfit(format!(
             "the disk {disk} ({path}) was written to since the machine was saved: put it back, or \
@@ -132,7 +132,7 @@ fn check_unwritten(disk: &str, path: &str, was: (u64, i64)) -> Result<()> {
     }
 }
 
-/// Whether a command line may name a file, by whichever path.
+/// Tells whether a command line may name a file, by whichever path.
 fn names(words: &[String], file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let is_it = |word: &String| word.replace(",,", ",").contains(&*name);

@@ -28,7 +28,7 @@ use crate::{Error, Result};
 /// How often an instant is tried whose memory QEMU gives up while it is read.
 const INSTANTS_MAX: u32 = 3;
 
-/// What was learnt at the instant.
+/// State at the instant.
 struct Instant {
     state: Vec<u8>,
     disks: Vec<QemuDisk>,
@@ -115,13 +115,13 @@ fn attempt(
         state_bytes,
         disk_bytes,
         overlays: disks.map_or_else(Vec::new, |disks| disks.overlays),
-        ..SaveSummary::new((id, pid), fates, instant.stopped)
+        ..SaveSummary::new(id, pid, fates, instant.stopped)
     }))
 }
 
-/// What else is of the instant, besides memory and devices.
+/// Context of the instant, besides memory and devices.
 struct InstantContext<'a, 'b> {
-    /// Where QEMU runs.
+    /// QEMU's working directory.
     folder: &'a str,
     writer: &'a Writer,
     disks: Option<&'a mut Disks>,

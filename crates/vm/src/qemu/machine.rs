@@ -30,7 +30,7 @@ const WITH_OTHERS: [&str; 4] = ["vhost-user", "vhost-vdpa", "vfio-", "ivshmem"];
 /// Capabilities of a migration that are on for a save; all others are off.
 const CAPABILITIES: [&str; 2] = ["x-ignore-shared", "events"];
 
-/// What is asked of a machine's state, and of its migration.
+/// Questions about a machine's state and its migration.
 const STATUS: [&str; 2] = ["query-status", "query-migrate"];
 const GET_CAPABILITIES: &str = "query-migrate-capabilities";
 
@@ -41,12 +41,12 @@ const NETWORK: &str = "info network";
 pub(crate) struct Machine {
     pub qmp: Qmp,
     pub pid: i32,
-    /// What it becomes again when it goes on.
+    /// The state that the guest resumes with.
     pub before: Before,
-    /// What its migration is set to for the save.
+    /// Capabilities of its migration for the save.
     pub capabilities: Vec<(String, bool)>,
     pub blocks: Vec<Block>,
-    /// What is recorded of it, but for its spaces and disks.
+    /// The machine's record, without its spaces and disks.
     pub record: QemuMachine,
 }
 
@@ -98,12 +98,12 @@ impl Machine {
         qmp.foresee(questions)?;
         let ran = runs(&mut qmp)?;
         let (capabilities, before) = capabilities(&mut qmp, version)?;
-        let line = line(pid)?;
+        let (words, withheld) = line(pid)?;
         let devices = plugged::devices(&mut qmp)?;
         refuse_others(&mut qmp, &devices)?;
-        let mut blocks = block::find(&mut qmp, version, pid, &line.0)?;
+        let mut blocks = block::find(&mut qmp, version, pid, &words)?;
         blocks.sort_by(|one, other| one.name.cmp(&other.name));
-        let mut record = record(&mut qmp, version, pid, line)?;
+        let mut record = record(&mut qmp, version, pid, words, withheld)?;
         record.plugged = plugged::differences(&mut qmp, &devices, &record.words)?;
         Ok(Self {
             qmp,
@@ -131,7 +131,7 @@ pub(crate) fn unless_ended(error: Error, pid: i32) -> Error {
     }
 }
 
-/// Whether the guest runs.
+/// Tells whether the guest runs.
 fn runs(qmp: &mut Qmp) -> Result<bool> {
     let status: Status = qmp.call(STATUS[0], json!({}))?;
     let migration: Value = qmp.call(STATUS[1], json!({}))?;
@@ -212,12 +212,13 @@ fn refuse_others(qmp: &mut Qmp, devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
-/// What is to be known to start another one.
+/// Records the facts needed to start another machine.
 fn record(
     qmp: &mut Qmp,
     version: Version,
     pid: i32,
-    (words, withheld): (Vec<String>, Vec<u32>),
+    words: Vec<String>,
+    withheld: Vec<u32>,
 ) -> Result<QemuMachine> {
     let kind = ("qom-get", json!({"path": "/machine", "property": "type"}));
     qmp.foresee(vec![kind.clone(), processors::question()])?;

@@ -27,7 +27,7 @@ use crate::{Error, Result};
 pub(crate) struct OwnDisks {
     folder: PathBuf,
     all: Vec<OwnDisk>,
-    /// Whose they are, where that is not this process's user.
+    /// Their owner, where that is not this process's user.
     user: Option<User>,
 }
 
@@ -39,16 +39,16 @@ struct OwnDisk {
     format: String,
     virtual_bytes: u64,
     is_written: bool,
-    /// What the saved machine had.
+    /// Files of the saved machine.
     formers: Vec<PathBuf>,
 }
 
 /// The disks of one machine; dropped, those that were made for it are removed.
 #[derive(Debug, Default)]
 pub(crate) struct MachineDisks {
-    /// What it gets.
+    /// Disks that the machine gets.
     pub given: Vec<AssignedDisk>,
-    /// What was made for that.
+    /// Files that were made for them.
     pub made: Vec<PathBuf>,
 }
 
@@ -69,7 +69,8 @@ impl OwnDisks {
     pub fn prepare(
         folder: &Path,
         reader: &Reader,
-        (machine, user): (&QemuMachine, Option<&User>),
+        machine: &QemuMachine,
+        user: Option<&User>,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self> {
         if !machine.has_disks() {
@@ -164,7 +165,7 @@ fn taken(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     }
 }
 
-/// What a file of an image is called in a folder.
+/// Returns the name of an image's file in a folder.
 fn name_of(reader: &Reader, file: &QemuDiskFile) -> String {
     format!("{}-{}.{}", reader.id(), file.space, file.format)
 }

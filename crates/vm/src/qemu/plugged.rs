@@ -8,13 +8,13 @@ use super::command;
 use super::qmp::Qmp;
 use crate::{Error, Result};
 
-/// Where QEMU has the devices that were asked for: those with a name, and the others.
+/// Places of the requested devices in QEMU: those with a name, and the others.
 pub(crate) const PLACES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 /// A device that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
-    /// Where QEMU has it.
+    /// Its place in QEMU.
     pub place: &'static str,
     /// Its name there.
     pub name: String,

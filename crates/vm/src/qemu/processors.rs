@@ -28,7 +28,7 @@ struct Word {
     features: u32,
 }
 
-/// What QEMU was asked of its processors.
+/// Numbers of the questions about QEMU's processors.
 pub(crate) struct ProcessorQuery {
     count: u64,
     kind: u64,
@@ -82,12 +82,12 @@ pub(crate) fn told(qmp: &mut Qmp, path: &str, asked: &ProcessorQuery) -> Result<
     })
 }
 
-/// What [`of`] asks first.
+/// The question that [`of`] asks first.
 pub(crate) fn question() -> Question {
     ("query-cpus-fast", json!({}))
 }
 
-/// What a machine has.
+/// Returns the processors of a machine.
 pub(crate) fn of(qmp: &mut Qmp) -> Result<QemuProcessors> {
     let (command, with) = question();
     let all: Vec<Processor> = qmp.call(command, with)?;

@@ -9,18 +9,18 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// What a file begins with: `QFI` and a byte.
+/// Magic number of a file: `QFI` and a byte.
 const MAGIC: [u8; 4] = [b'Q', b'F', b'I', 0xfb];
 
 /// The clusters of files that are made here: 64 KiB.
 const CLUSTER_BITS: u32 = 16;
 const CLUSTER_BYTES: u64 = 1 << CLUSTER_BITS;
 
-/// Where in the header the name of the file below is told, its length, and the clusters' size.
+/// Offset in the header of the name of the file below, its length, and the clusters' size.
 const BACKING_AT: u64 = 8;
 const BACKING_LENGTH_AT: u64 = 16;
 const CLUSTER_BITS_AT: u64 = 20;
-/// Where the length of the header is told.
+/// Offset of the header's length.
 const HEADER_LENGTH_AT: usize = 100;
 
 /// The length of a header of version 3, and the extension with the format of the file below.

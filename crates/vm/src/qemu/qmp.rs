@@ -71,11 +71,11 @@ pub struct Qmp {
     path: PathBuf,
     /// How long an answer may take.
     pub(crate) patience: Duration,
-    /// What was read and is no whole line yet.
+    /// Bytes of an incomplete line.
     read: Vec<u8>,
     /// Changes of a migration's state.
     migration: VecDeque<String>,
-    /// Whether the guest was heard to go on.
+    /// True if the guest was heard to go on.
     pub(crate) resumed: bool,
     number: u64,
     /// The number of the last question that was asked over another connection.
@@ -213,7 +213,7 @@ impl Qmp {
         }
     }
 
-    /// Where it is, for messages.
+    /// Returns its place, for messages.
     fn place(&self) -> String {
         format!("at {}", self.path.display())
     }
@@ -353,7 +353,7 @@ impl Qmp {
         Err(last.expect("it was tried"))
     }
 
-    /// What QEMU says to a command of its monitor for people.
+    /// Returns QEMU's answer to a command of its monitor for people.
     ///
     /// # Errors
     /// Those of [`Qmp::call`].
@@ -519,7 +519,7 @@ fn first_number() -> u64 {
     u64::from(std::process::id()) << 32
 }
 
-/// Whether the question with a number was another process's.
+/// Tells whether the question with a number was another process's.
 fn is_of_others(number: u64) -> bool {
     number >> 32 != first_number() >> 32
 }

@@ -43,7 +43,7 @@ pub(crate) struct QemuMachine {
     pub disks: Vec<QemuDisk>,
     #[prost(message, optional, tag = "9")]
     pub processors: Option<QemuProcessors>,
-    /// Whom it ran as; older images do not tell.
+    /// Its user; older images do not tell.
     #[prost(message, optional, tag = "10")]
     pub user: Option<QemuUser>,
     /// Devices in which it differs from what its arguments say: each restore is to be given others.
@@ -57,13 +57,13 @@ pub(crate) struct QemuProcessors {
     /// How many there are.
     #[prost(uint32, tag = "1")]
     pub count: u32,
-    /// Where QEMU has the first.
+    /// Path of the first in QEMU.
     #[prost(string, tag = "2")]
     pub path: String,
-    /// What QEMU calls their model.
+    /// Their model's name in QEMU.
     #[prost(string, tag = "3")]
     pub kind: String,
-    /// What they have, of x86.
+    /// Features, of x86.
     #[prost(message, repeated, tag = "4")]
     pub features: Vec<QemuFeatures>,
 }
@@ -71,10 +71,10 @@ pub(crate) struct QemuProcessors {
 /// A register of an answer of CPUID.
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub(crate) struct QemuFeatures {
-    /// What is in EAX when it is asked.
+    /// EAX of the CPUID call.
     #[prost(uint32, tag = "1")]
     pub leaf: u32,
-    /// What is in ECX then, if that matters.
+    /// ECX of the CPUID call, if that matters.
     #[prost(uint32, optional, tag = "2")]
     pub part: Option<u32>,
     /// The register of the answer, as `EBX`.
@@ -109,7 +109,7 @@ pub(crate) struct QemuBlock {
 /// A disk, as it was when the machine was stopped.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct QemuDisk {
-    /// What QEMU calls it.
+    /// Its name in QEMU.
     #[prost(string, tag = "1")]
     pub name: String,
     /// Its file, absolute.
@@ -127,7 +127,7 @@ pub(crate) struct QemuDisk {
     /// How long the disk is for the guest.
     #[prost(uint64, tag = "6")]
     pub virtual_bytes: u64,
-    /// Whether the guest could write to it, if the image has it.
+    /// True if the guest could write to it, if the image has it.
     #[prost(bool, tag = "7")]
     pub is_written: bool,
     /// The format of its file: `raw`, `qcow2` or another one of QEMU's.
@@ -141,7 +141,7 @@ pub(crate) struct QemuDisk {
 /// A file below another one of a disk that the image does not have.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct QemuDiskOverlay {
-    /// Where it was, absolute.
+    /// Its former path, absolute.
     #[prost(string, tag = "1")]
     pub path: String,
     #[prost(string, tag = "2")]
@@ -160,7 +160,7 @@ pub(crate) struct QemuDiskFile {
     /// The space with its bytes.
     #[prost(uint32, tag = "1")]
     pub space: u32,
-    /// Where it was, absolute.
+    /// Its former path, absolute.
     #[prost(string, tag = "2")]
     pub path: String,
     /// `raw` or `qcow2`.
@@ -182,7 +182,7 @@ pub(crate) struct MachineState {
 }
 
 impl QemuMachine {
-    /// Whether the image has its disks.
+    /// Tells whether the image has its disks.
     pub fn has_disks(&self) -> bool {
         self.disks.iter().any(|disk| !disk.files.is_empty())
     }
@@ -204,7 +204,7 @@ pub(crate) fn state(bytes: Vec<u8>) -> Record {
 }
 
 impl MachineState {
-    /// What an image says.
+    /// Reads an image's record.
     ///
     /// # Errors
     /// [`Error::Unfit`] where it is of something else, [`Error::Corrupt`].
@@ -263,8 +263,8 @@ fn read(reader: &Reader) -> Result<(QemuMachine, Option<Vec<u8>>)> {
     Ok((machine, state.transpose()?))
 }
 
-/// Whether every space is a block of the machine's, all of which the image has, and the other way
-/// round; but for those of so many companions.
+/// Tells whether every space is a block of the machine's, all of which the image has, and the other
+/// way round; but for those of so many companions.
 fn check(
     reader: &Reader,
     machine: &QemuMachine,
@@ -293,7 +293,7 @@ fn check(
     Ok(())
 }
 
-/// Whether a space is of this kind, and all of it there; gives its pages.
+/// Tells whether a space is of this kind, and all of it there; gives its pages.
 fn check_space(reader: &Reader, number: u32, kind: SpaceKind) -> std::result::Result<u64, String> {
     let space = reader.space(SpaceId(number));
     let space = space.filter(|space| space.kind == kind && space.len_pages > 0);

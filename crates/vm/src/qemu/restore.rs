@@ -29,19 +29,19 @@ pub const CLONES_MAX: u32 = 1000;
 /// Which machines are to be started, and how.
 #[derive(Clone, Debug)]
 pub struct RestoreOptions {
-    /// Where the image is.
+    /// Place of the image.
     pub images: Images,
     /// How many.
     pub clones: u32,
-    /// What they are called: `{n}` is the number of each, from 1 on.
+    /// Pattern of their names: `{n}` is the number of each, from 1 on.
     pub name: Option<String>,
     /// How they get their memory.
     pub way: RestoreMode,
-    /// Where keepers of templates listen.
+    /// Directory of the sockets of templates' keepers.
     pub templates: PathBuf,
-    /// Where their sockets and logs go: NAME.qmp and NAME.log.
+    /// Directory of their sockets and logs: NAME.qmp and NAME.log.
     pub sockets: PathBuf,
-    /// Where their own disks go, if the image has disks and they get those.
+    /// Directory of the machines' own disks, if the image has disks and they get those.
     pub disks: Option<PathBuf>,
     /// The program and its arguments; the recorded ones where there are none. `{n}` and `{name}`
     /// are each machine's number and name.
@@ -65,12 +65,12 @@ pub enum Moment {
     PostResume,
 }
 
-/// What is told while machines are restored.
+/// Observer of a restore of machines.
 pub trait Observer: Sync {
     /// The bytes of memory done and to be done.
     fn progress(&self, done_bytes: u64, total_bytes: u64);
 
-    /// What becomes of each machine.
+    /// Observes a moment of a machine.
     ///
     /// # Errors
     /// Why a machine must not run; then none does.
@@ -94,13 +94,13 @@ pub enum RestoreMode {
 pub struct RestoredMachine {
     /// The number among its like, from 1 on.
     pub number: u32,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// QEMU's process.
     pub pid: i32,
-    /// Where its monitor listens.
+    /// Socket of its monitor.
     pub socket: PathBuf,
-    /// What QEMU says.
+    /// The file with QEMU's output.
     pub log: PathBuf,
     /// The files that it writes to as its disks, which were made for it.
     pub disks: Vec<PathBuf>,
@@ -126,7 +126,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     let line = line(&options.command, &machine, many)?;
     let environment = start::environment(&options.environment)?;
     let user = user::of_restored(&machine, options.command.is_empty())?;
-    let disks = own_disks(options, &reader, (&machine, user.as_ref()), observer)?;
+    let disks = own_disks(options, &reader, &machine, user.as_ref(), observer)?;
     let reaper = Reaper::post()?;
     if let Some(volume) = &options.volume {
         reaper.unmount(volume)?;
@@ -200,14 +200,15 @@ pub fn look(options: &RestoreOptions) -> Result<()> {
 fn own_disks(
     options: &RestoreOptions,
     reader: &Reader,
-    (machine, user): (&QemuMachine, Option<&User>),
+    machine: &QemuMachine,
+    user: Option<&User>,
     observer: &dyn Observer,
 ) -> Result<Option<OwnDisks>> {
     let words = options.command.iter().filter_map(|word| word.to_str());
     let names = disk_words::names_disks(&words.map(str::to_owned).collect::<Vec<_>>());
     let progress = |done, total| observer.progress(done, total);
     match &options.disks {
-        Some(folder) => OwnDisks::prepare(folder, reader, (machine, user), &progress).map(Some),
+        Some(folder) => OwnDisks::prepare(folder, reader, machine, user, &progress).map(Some),
         None if names || (options.command.is_empty() && machine.has_disks()) => Err(Error::Unfit(
             "say where machines have the image's disks: --disk-dir DIR".to_owned(),
         )),
@@ -215,19 +216,19 @@ fn own_disks(
     }
 }
 
-/// What machines of one call are started with.
+/// Settings that machines of one call are started with.
 pub(crate) struct Batch<'a> {
     pub line: &'a CommandLine,
     environment: &'a [CString],
-    /// Whom they run as, where that is not this process's user.
+    /// Their user, where that is not this process's.
     user: Option<&'a User>,
-    /// What they are called.
+    /// Pattern of their names.
     pub pattern: Option<&'a str>,
     rename: bool,
     pub sockets: &'a Path,
     /// The disks that they get.
     pub disks: Option<&'a OwnDisks>,
-    /// Whether the command line is the image's.
+    /// True if the command line is the image's.
     is_recorded: bool,
     private: bool,
     /// The state of the devices.
@@ -349,7 +350,7 @@ struct Memories {
     /// One for each machine, or one for all.
     all: Vec<Memory>,
     shared: bool,
-    /// Who keeps it already.
+    /// Its keeper, if it has one.
     keeper: Option<Keeper>,
 }
 
@@ -509,7 +510,7 @@ fn check(options: &RestoreOptions) -> Result<()> {
     Ok(())
 }
 
-/// What the machine with this number is called.
+/// Returns the name of the machine with this number.
 fn name_of(pattern: Option<&str>, number: u32) -> String {
     let pattern = pattern.unwrap_or("vm-{n}");
     pattern.replace("{n}", &number.to_string())

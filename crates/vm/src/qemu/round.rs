@@ -30,10 +30,10 @@ pub(crate) fn save(
     guest.stop()?;
     let unwritten = tracking.take()?;
     let stopped = guest.go_on()?;
-    let memories = knowing(memories(&machine.blocks)?, &writer, (&tracking, unwritten));
+    let memories = knowing(memories(&machine.blocks)?, &writer, &tracking, unwritten);
     let fates = sparse::store(&memories, &writer, Holes::Zero, true, progress)?;
     writer.record(record.record());
     writer.seal(seal)?;
     tracking.end(id);
-    Ok(SaveSummary::new((id, pid), fates, stopped))
+    Ok(SaveSummary::new(id, pid, fates, stopped))
 }

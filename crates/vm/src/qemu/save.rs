@@ -26,22 +26,22 @@ use crate::{Error, Result};
 /// Which machine is to be saved, and where to.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
-    /// Where its monitor listens (QMP).
+    /// Socket of its monitor (QMP).
     pub socket: PathBuf,
-    /// Where the image goes.
+    /// Directory of the new image.
     pub images: Images,
     /// The image that it is over.
     pub parent: Option<Images>,
     /// How it is saved.
     pub kind: SaveKind,
-    /// Whether the contents of its disks are saved, too.
+    /// True if the contents of its disks are saved, too.
     pub with_disks: bool,
     /// True if each restore is going to be given a command line, as the recorded one does not make
     /// all devices of the machine.
     pub for_command: bool,
     /// How pages are compressed.
     pub compress: Option<Compression>,
-    /// Whether to wait until the image is on the disk.
+    /// True to wait until the image is on the disk.
     pub sync: bool,
     /// How long QEMU may take to answer.
     pub patience: Duration,
@@ -60,7 +60,7 @@ pub enum SaveKind {
     Round,
 }
 
-/// What was saved.
+/// Summary of a save.
 #[derive(Clone, Debug)]
 pub struct SaveSummary {
     /// The image.
@@ -86,7 +86,7 @@ pub struct SaveSummary {
 }
 
 impl SaveSummary {
-    pub(crate) fn new((image, pid): (ImageId, i32), fates: PageCounts, stopped: Duration) -> Self {
+    pub(crate) fn new(image: ImageId, pid: i32, fates: PageCounts, stopped: Duration) -> Self {
         Self {
             image,
             pid,
@@ -102,7 +102,7 @@ impl SaveSummary {
     }
 }
 
-/// What is told of a save's progress: the bytes done and to be done.
+/// Observer of a save's progress: the bytes done and to be done.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Saves a machine. The memory is read from its files, the state of the devices comes from QEMU.
@@ -217,7 +217,7 @@ pub(crate) fn whole(
         state_bytes,
         disk_bytes,
         overlays: disks.map_or_else(Vec::new, |disks| disks.overlays),
-        ..SaveSummary::new((id, pid), fates, stopped)
+        ..SaveSummary::new(id, pid, fates, stopped)
     })
 }
 
@@ -318,7 +318,7 @@ fn copy_memory(
     let mut memories = memories(blocks)?;
     if let Some(tracking) = tracking {
         let unwritten = tracking.take()?;
-        memories = knowing(memories, writer, (tracking, unwritten));
+        memories = knowing(memories, writer, tracking, unwritten);
     }
     sparse::store(&memories, writer, Holes::Zero, false, progress)
 }
@@ -328,7 +328,8 @@ fn copy_memory(
 pub(crate) fn knowing(
     memories: Vec<Memory>,
     writer: &Writer,
-    (tracking, unwritten): (&TrackedMemory, Vec<Ranges<u64>>),
+    tracking: &TrackedMemory,
+    unwritten: Vec<Ranges<u64>>,
 ) -> Vec<Memory> {
     let parent = writer.parent().map(|parent| parent.id());
     if parent.is_none() || tracking.image() != parent {

@@ -32,12 +32,12 @@ use sys::uffd::{Event, Features, Modes, Uffd};
 use super::block::Block;
 use crate::{Error, Result};
 
-/// What the userfaultfd must be able to do.
+/// Features that the userfaultfd must have.
 pub(crate) const FEATURES: Features = Features::WP
     .union(Features::WP_HUGETLBFS_SHMEM)
     .union(Features::EVENT_REMOVE);
 
-/// What is saved at once for a writer, where pages are smaller.
+/// Bytes saved at once for a writer, where pages are smaller.
 const BLOCK_BYTES: u64 = 64 << 10;
 
 /// What is read, stored and let go together; a multiple of the size of any block.
@@ -75,7 +75,7 @@ pub(crate) struct Snapshot {
     wake: OwnedFd,
 }
 
-/// What is known of the windows and blocks.
+/// State of the windows and blocks.
 #[derive(Debug, Default)]
 struct SnapshotState {
     /// Blocks whose protection was lifted before the instant.
@@ -86,7 +86,7 @@ struct SnapshotState {
     saved_bytes: u64,
     /// Windows that were written to, in the order of time.
     hot: VecDeque<Place>,
-    /// Who could not be let go, because the mappings were changing.
+    /// Addresses of threads that could not be woken, because the mappings were changing.
     deferred: Vec<Addr>,
     longest_wait: Duration,
 }
@@ -228,7 +228,7 @@ impl Snapshot {
         None
     }
 
-    /// Whether what is read may be of another moment than the instant.
+    /// Tells whether what is read may be of another moment than the instant.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::SeqCst)
     }

@@ -40,19 +40,19 @@ pub(crate) struct Plan<'a> {
     /// Its arguments, with the clone's number and name in them.
     pub words: Vec<String>,
     pub environment: &'a [CString],
-    /// Whom it runs as, where that is not this process's user.
+    /// Its user, where that is not this process's.
     pub user: Option<&'a User>,
-    /// Where it starts.
+    /// Its working directory.
     pub folder: &'a Path,
-    /// What the machine is called.
+    /// Name of the machine.
     pub name: &'a str,
-    /// Whether QEMU is told so.
+    /// True if QEMU is told so.
     pub rename: bool,
-    /// Where its socket and its log go.
+    /// Directory of its socket and its log.
     pub sockets: &'a Path,
     /// The machine's memory: backend, length in bytes, file.
     pub memory: &'a [(String, u64, OwnedFd)],
-    /// Whether what it writes stays its own.
+    /// True if what it writes stays its own.
     pub private: bool,
     /// How long QEMU may take to answer.
     pub patience: Duration,
@@ -63,15 +63,15 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct QemuProcess {
     launched: Option<Launched>,
     qmp: Qmp,
-    /// Where its monitor listens.
+    /// Socket of its monitor.
     pub socket: PathBuf,
-    /// What it says.
+    /// Its output.
     pub log: PathBuf,
     /// The disks that were made for it.
     pub disks: MachineDisks,
-    /// Where it reads the state of its devices.
+    /// Descriptor from which it reads the state of its devices.
     state: i32,
-    /// What it was asked and has not answered yet.
+    /// Questions that it has not answered yet.
     asked: Vec<(&'static str, u64)>,
 }
 
@@ -127,7 +127,7 @@ impl QemuProcess {
         };
         let words = command::change(&plan.words, &how).map_err(Error::Unfit)?;
         log::debug!("{}: {words:?}", plan.name);
-        let launched = launch(plan, &words, (listener, &said, state), reaper)?;
+        let launched = launch(plan, &words, listener, &said, state, reaper)?;
         Ok(Self {
             launched: Some(launched),
             qmp,
@@ -268,7 +268,7 @@ impl QemuProcess {
         }
     }
 
-    /// Where it reads the state of its devices: the number of a descriptor of its own.
+    /// Returns the descriptor, of its own, from which it reads the state of its devices.
     pub const fn state(&self) -> i32 {
         self.state
     }
@@ -306,7 +306,7 @@ impl QemuProcess {
     }
 }
 
-/// Where a monitor is to listen.
+/// Socket of a monitor.
 struct MonitorSocket {
     socket: PathBuf,
     listener: OwnedFd,
@@ -336,7 +336,9 @@ impl Drop for QemuProcess {
 fn launch(
     plan: &Plan<'_>,
     words: &[String],
-    (listener, said, state): (&OwnedFd, &File, &OwnedFd),
+    listener: &OwnedFd,
+    said: &File,
+    state: &OwnedFd,
     reaper: &Reaper,
 ) -> Result<Launched> {
     let text = |text: &[u8]| {

@@ -19,7 +19,7 @@ use sys::uffd::{Features, Modes, Uffd};
 use super::block::Block;
 use crate::{Error, Result};
 
-/// What the userfaultfd must be able to do.
+/// Features that the userfaultfd must have.
 const FEATURES: Features = Features::WP_ASYNC.union(Features::WP_HUGETLBFS_SHMEM);
 
 /// The tracked memory of a machine.
@@ -29,7 +29,7 @@ pub(crate) struct TrackedMemory {
     task: TrackedTask,
     /// The blocks, in their order.
     spans: Vec<Span>,
-    /// Whether nothing is known of the time before.
+    /// True if nothing is known of the time before.
     is_new: bool,
 }
 
@@ -58,7 +58,7 @@ impl TrackedMemory {
         })
     }
 
-    /// What is tracked of QEMU already; none where nothing is.
+    /// Finds memory of QEMU that is tracked already.
     ///
     /// # Errors
     /// [`Error::Kernel`].

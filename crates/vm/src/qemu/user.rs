@@ -33,7 +33,7 @@ pub(crate) struct QemuUser {
 }
 
 impl QemuUser {
-    /// Whom process `pid` runs as.
+    /// Returns the user of process `pid`.
     ///
     /// # Errors
     /// [`Error::File`].

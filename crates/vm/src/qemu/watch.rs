@@ -5,11 +5,11 @@ use image::{Companion, CompanionError, Writer};
 use super::save::Progress;
 use crate::{Error, Result};
 
-/// What a save is told of, and has put into its image besides.
+/// Observers of a save: of its progress, and of its image.
 pub struct Watch<'a> {
     /// Told the bytes done and to be done.
     pub progress: Progress<'a>,
-    /// What is saved with the machine, as its volume; not by a round.
+    /// The companion that is saved with the machine, as its volume; not by a round.
     pub companion: Option<&'a mut dyn Companion>,
 }
 

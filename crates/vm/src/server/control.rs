@@ -28,7 +28,7 @@ use super::live::LiveSession;
 use super::{SharedState, lock};
 use crate::Error;
 
-/// What every request has at hand.
+/// State that every request uses.
 #[derive(Clone)]
 struct Server {
     shared: Arc<SharedState>,
@@ -154,15 +154,15 @@ async fn session(State(server): State<Server>, Path(number): Path<u64>) -> Respo
     }
 }
 
-/// What a difference is asked for with.
+/// The request for a difference.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Diff {
-    /// Where the image goes.
+    /// Directory of the new image.
     directory: PathBuf,
     /// The state file that the monitor wrote at the same moment.
     vmstate: Option<PathBuf>,
-    /// Whether the machine is to run on while it is copied.
+    /// True if the machine is to run on while it is copied.
     #[serde(default)]
     live: bool,
 }

@@ -41,7 +41,7 @@ enum State {
 }
 
 impl LiveCopy {
-    /// Whether one is on its way.
+    /// Tells whether one is on its way.
     pub fn is_going_on(&self) -> bool {
         let last = lock(&self.last);
         last.as_ref().is_some_and(Copy::is_going_on)
@@ -95,7 +95,7 @@ impl LiveCopy {
         }
     }
 
-    /// What is told of the last one; nothing where there was none.
+    /// Describes the last one, where there was one.
     pub fn describe(&self) -> Option<Value> {
         lock(&self.last).as_ref().map(Copy::describe)
     }
@@ -179,7 +179,7 @@ pub(crate) fn begin(
     may_run.recv().unwrap_or_else(|_| Err(panicked()))
 }
 
-/// Who waits for the instant.
+/// The thread that waits for the instant.
 type Waiter = Option<Sender<Result<()>>>;
 
 fn tell(waiter: &mut Waiter, outcome: Result<()>) {

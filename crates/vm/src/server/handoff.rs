@@ -21,10 +21,10 @@ const PIECES_MAX: usize = 1024;
 const MAPPINGS_MAX: usize = 1024;
 /// The most descriptors: a userfaultfd, and the memory itself.
 const DESCRIPTORS_MAX: usize = 2;
-/// Where user memory ends at the latest (x86-64 with five levels of page tables).
+/// Upper limit of user memory (x86-64 with five levels of page tables).
 const ADDRESS_MAX: u64 = 1 << 56;
 
-/// What a monitor sent.
+/// The message of a monitor.
 #[derive(Debug)]
 pub(crate) struct Handoff {
     pub mappings: Vec<Mapping>,
@@ -35,11 +35,11 @@ pub(crate) struct Handoff {
 /// A mapping as it was sent: a claim.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// Where the monitor has it.
+    /// Address of the region in the monitor.
     base_host_virt_addr: u64,
     /// How long it is in bytes.
     size: u64,
-    /// Where it begins in the snapshot's memory file.
+    /// Its offset in the snapshot's memory file.
     offset: u64,
     /// How large its pages are, in bytes.
     page_size: Option<u64>,
@@ -58,17 +58,17 @@ pub(crate) enum Refusal {
     Left,
     #[error("cannot read from the connection: {0}")]
     System(std::io::Error),
-    /// What came is not what belongs there.
+    /// A message that does not belong there.
     #[error("{0}")]
     Wrong(String),
 }
 
-/// What ends the waiting for hand-offs.
+/// Condition that ends the wait for hand-offs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopCondition<'a> {
     /// Can be read then.
     pub told: BorrowedFd<'a>,
-    /// Whether another server goes on from there, and nothing may change.
+    /// True if another server goes on from there, and nothing may change.
     pub leaving: &'a AtomicBool,
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn receive(
     )))
 }
 
-/// What came, if that is all of it.
+/// Returns the message, if it is whole.
 fn understand(bytes: &[u8], rights: usize) -> Result<Option<Vec<Mapping>>, Refusal> {
     if bytes.len() > LIST_MAX_BYTES {
         return Err(wrong("the list of mappings is longer than 1 MiB"));

@@ -47,12 +47,12 @@ pub(crate) struct LiveSession {
     pub copying: LiveCopy,
     /// Ends the session when it is written to.
     stop: OwnedFd,
-    /// Whether everything is to come in, and the session then to end.
+    /// True if everything is to come in, and the session then to end.
     draining: AtomicBool,
     fetching: AtomicBool,
     /// The host had no pages for all that was to come early.
     is_short: AtomicBool,
-    /// What is brought in before anything else.
+    /// Ranges that are fetched before anything else.
     wanted: Vec<PageRange>,
     aborted: AtomicBool,
     leaving: AtomicBool,
@@ -176,7 +176,7 @@ impl LiveSession {
         let _ = rustix::io::write(&self.stop, b"!");
     }
 
-    /// Where the image is that the next difference is over.
+    /// Returns the place of the image that the next difference is over.
     pub fn latest(&self) -> Images {
         lock(&self.latest).clone()
     }
@@ -186,7 +186,7 @@ impl LiveSession {
 struct MonitorGuard {
     shared: Arc<SharedState>,
     number: u64,
-    /// Whether it is left to another server.
+    /// True if it is left to another server.
     left: AtomicBool,
 }
 
@@ -485,10 +485,10 @@ enum SessionEnd {
     Left,
 }
 
-/// What a thread has brought in that is done.
+/// Pages that a thread has fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FetchStage {
-    /// What other machines wanted.
+    /// Pages that other machines wanted.
     Wanted,
     All,
 }
@@ -577,7 +577,7 @@ fn kill(monitor: &OwnedFd) {
     }
 }
 
-/// Whether a process has ended.
+/// Tells whether a process has ended.
 fn has_ended(process: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)

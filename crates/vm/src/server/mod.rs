@@ -47,13 +47,13 @@ use crate::{Error, Result, place};
 /// Chunks of the image that are kept for all sessions.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// What is brought in before anybody asks for it.
+/// Pages that are fetched before any fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefetch {
     /// Nothing.
     #[default]
     None,
-    /// What machines wanted that were served with [`ServeOptions::record`], in their order.
+    /// Pages that machines wanted under [`ServeOptions::record`], in their order.
     Trace,
     /// Everything, in order.
     All,
@@ -82,17 +82,17 @@ pub enum ExitPolicy {
 /// How machines are served.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Where the image is.
+    /// Place of the image.
     pub images: Images,
-    /// Where monitors connect.
+    /// Socket of monitors.
     pub socket: PathBuf,
-    /// Where the control socket is made.
+    /// Path of the control socket.
     pub control: Option<PathBuf>,
     /// What is brought in early.
     pub prefetch: Prefetch,
-    /// Whether what machines want is added to the image, for [`Prefetch::Trace`].
+    /// True if what machines want is added to the image, for [`Prefetch::Trace`].
     pub record: bool,
-    /// Whether pages that are empty or given up are left to the kernel.
+    /// True if pages that are empty or given up are left to the kernel.
     pub unregister: bool,
     /// What becomes of a machine whose page cannot be brought in.
     pub on_error: ErrorPolicy,
@@ -100,17 +100,17 @@ pub struct ServeOptions {
     pub compress: Option<Compression>,
     /// What becomes of machines when the server ends.
     pub on_exit: ExitPolicy,
-    /// Whether monitors are offered pages that they may share.
+    /// True if monitors are offered pages that they may share.
     pub share: bool,
-    /// Where another server's machines are kept, which are to be this one's.
+    /// Socket of the watchdog that keeps another server's machines, to take them over.
     pub take_over: Option<PathBuf>,
-    /// Where metrics are told.
+    /// Collector of metrics.
     pub otlp: Option<Otlp>,
     /// The descriptor of the log, for the process that is there when the server is gone.
     pub log: Option<RawFd>,
 }
 
-/// What all threads of a server have in common.
+/// State that all threads of a server share.
 pub(crate) struct SharedState {
     options: ServeOptions,
     image: Arc<Reader>,
@@ -140,7 +140,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SharedState {
-    /// Whether sessions are left to another server when this one ends.
+    /// Tells whether sessions are left to another server when this one ends.
     pub(crate) fn keeps(&self) -> bool {
         self.options.on_exit != ExitPolicy::Kill
     }

@@ -27,10 +27,10 @@ use crate::{Error, Result};
 const ANSWER: Duration = Duration::from_secs(2);
 /// The same for the last time, for which the end of the server waits.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
-/// Where metrics go where the URL says nothing of it.
+/// Path of metrics unless the URL has one.
 const PATH: &str = "/v1/metrics";
 
-/// Where metrics go, and how often.
+/// Collector of metrics, and interval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Otlp {
     uri: Uri,

@@ -15,10 +15,10 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
 
-/// Whose metrics they are.
+/// Origin of metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
-    /// What tells servers apart: names and values.
+    /// Attributes that identify the server: names and values.
     pub attributes: Vec<(&'static str, String)>,
     /// Since when counters count.
     pub since: SystemTime,

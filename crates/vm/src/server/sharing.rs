@@ -3,12 +3,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use abi::{Addr, PAGE_BYTES, Span};
+use abi::{PAGE_BYTES, Span};
 use image::Granule;
 use rustix::fs::fstat;
 use serde_json::json;
 use serve::{Region, Share};
 use sys::socket::{Along, send};
+
+use crate::mapping::Mapping;
 
 /// Sends a monitor that has connected the file, read by who wants to.
 pub(crate) fn offer(share: &Share, pages: u64, connection: &OwnedFd) {
@@ -22,43 +24,31 @@ pub(crate) fn offer(share: &Share, pages: u64, connection: &OwnedFd) {
     }
 }
 
-/// A mapping of a process.
-#[derive(Debug, PartialEq, Eq)]
-struct ProcessMapping {
-    span: Span,
-    own: bool,
-    offset: u64,
-    device: (u64, u64),
-    inode: u64,
-}
-
-/// Whether the memory that process `pid` handed over is the file that it was offered: all of it,
-/// where the image has it, and mapped for itself alone, or nothing.
+/// Tells whether the memory that process `pid` handed over is the file that it was offered: all of
+/// it, where the image has it, and mapped for itself alone, or nothing.
 pub(crate) fn is_shared(share: &Share, pid: i32, regions: &[Region]) -> Result<bool, String> {
     let stat = fstat(share.file().as_fd()).map_err(|errno| errno.to_string())?;
-    let device = (
-        rustix::fs::major(stat.st_dev),
-        rustix::fs::minor(stat.st_dev),
-    );
-    let file = ((device.0.into(), device.1.into()), stat.st_ino);
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
     let maps = maps.map_err(|error| format!("its mappings cannot be read: {error}"))?;
-    let maps = maps.lines().filter_map(parse).collect::<Vec<_>>();
-    check(&maps, file, regions)
+    let maps = maps.lines().filter_map(Mapping::parse).collect::<Vec<_>>();
+    check(
+        &maps,
+        |mapping| mapping.is_of(stat.st_dev, stat.st_ino),
+        regions,
+    )
 }
 
 fn check(
-    maps: &[ProcessMapping],
-    file: ((u64, u64), u64),
+    maps: &[Mapping],
+    is_file: impl Fn(&Mapping) -> bool,
     regions: &[Region],
 ) -> Result<bool, String> {
-    let is_file = |mapped: &&ProcessMapping| (mapped.device, mapped.inode) == file;
     let meets = |span: Span| {
         maps.iter()
             .filter(move |mapped| !mapped.span.intersect(span).is_empty())
     };
     let spans = regions.iter().map(Region::span);
-    if !{ spans }.any(|span| meets(span).any(|mapped| is_file(&mapped))) {
+    if !{ spans }.any(|span| meets(span).any(&is_file)) {
         return Ok(false);
     }
     for region in regions {
@@ -69,9 +59,9 @@ fn check(
         let mut covered_bytes = 0;
         for mapped in meets(span) {
             let part = mapped.span.intersect(span);
-            let offset = mapped.offset + (part.start.0 - mapped.span.start.0);
+            let offset = mapped.offset_bytes + (part.start.0 - mapped.span.start.0);
             let wanted = region.first_page * PAGE_BYTES + (part.start.0 - span.start.0);
-            if !is_file(&mapped) || !mapped.own || offset != wanted {
+            if !is_file(mapped) || mapped.is_shared || offset != wanted {
                 return Err(format!(
                     "{part} is not what was offered to share, at its offset, as MAP_PRIVATE"
                 ));
@@ -85,33 +75,12 @@ fn check(
     Ok(true)
 }
 
-/// Understands a line of /proc/PID/maps.
-fn parse(line: &str) -> Option<ProcessMapping> {
-    let mut words = line.split_ascii_whitespace();
-    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let (start, end) = words.next()?.split_once('-')?;
-    let own = words.next()?.ends_with('p');
-    let offset = hex(words.next()?)?;
-    let (major, minor) = words.next()?.split_once(':')?;
-    Some(ProcessMapping {
-        span: Span {
-            start: Addr(hex(start)?),
-            end: Addr(hex(end)?),
-        },
-        own,
-        offset,
-        device: (hex(major)?, hex(minor)?),
-        inode: words.next()?.parse().ok()?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use abi::Addr;
     use image::SpaceId;
 
     use super::*;
-
-    const FILE: ((u64, u64), u64) = ((0, 1), 77);
 
     fn region(at: u64, pages: u64, first_page: u64) -> Region {
         Region {
@@ -124,8 +93,8 @@ mod tests {
     }
 
     fn told(maps: &str, regions: &[Region]) -> Result<bool, String> {
-        let maps = maps.lines().filter_map(parse).collect::<Vec<_>>();
-        check(&maps, FILE, regions)
+        let maps = maps.lines().filter_map(Mapping::parse).collect::<Vec<_>>();
+        check(&maps, |mapping| mapping.is_of(1, 77), regions)
     }
 
     #[test]

@@ -18,7 +18,7 @@ struct State {
     set: WorkingSet,
     /// How many want the image's manifest to stay as it is.
     held: usize,
-    /// Whether the image is to have what is not in it yet.
+    /// True if the image is to have what is not in it yet.
     waits: bool,
 }
 
@@ -36,7 +36,7 @@ impl Drop for ManifestHold<'_> {
 }
 
 impl ServedWorkingSet {
-    /// What the image has of it.
+    /// Takes the image's working set.
     pub fn new(set: Option<WorkingSet>) -> Self {
         Self(Mutex::new(State {
             set: set.unwrap_or_default(),
@@ -44,7 +44,7 @@ impl ServedWorkingSet {
         }))
     }
 
-    /// What machines wanted, in order.
+    /// Returns the pages that machines wanted, in order.
     pub fn wanted(&self) -> Vec<PageRange> {
         lock(&self.0).set.wanted()
     }
