@@ -13,6 +13,12 @@ const WORTH_A_BAR_BYTES: u64 = 128 << 20;
 pub struct Bar(OnceLock<Option<ProgressBar>>);
 
 impl Bar {
+    /// Shows a bar while something is done that tells how far it is.
+    pub fn during<T>(work: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
+        let bar = Self::default();
+        work(&|done_bytes, total_bytes| bar.show(done_bytes, total_bytes))
+    }
+
     /// Shows how far the work is.
     pub fn show(&self, done_bytes: u64, total_bytes: u64) {
         let bar = self.0.get_or_init(|| {

@@ -75,10 +75,7 @@ fn run_named(options: &Options) -> Result<Status, Failure> {
 /// Tells what an image needs.
 fn run_image(options: &Options, directory: &Path) -> Result<Status, Failure> {
     let needs = process::needs(&directory.into()).map_err(|source| {
-        let failure = Failure::Engine {
-            doing: "check",
-            source: Box::new(source),
-        };
+        let failure = Failure::engine("check")(source);
         ExpectedKind::Tree.explain(directory, failure)
     })?;
     let is_met = needs.iter().all(|need| need.outcome.is_ok());

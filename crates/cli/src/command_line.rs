@@ -84,7 +84,8 @@ impl Command {
         )
     }
 
-    /// Whether its options are none of criu(8)'s: they are the parser's alone, behind its name.
+    /// Tells whether its options are none of criu(8)'s: they are the parser's alone, behind its
+    /// name.
     const fn is_own(self) -> bool {
         matches!(
             self,
@@ -93,7 +94,7 @@ impl Command {
     }
 }
 
-/// What is wrong with a command line or a configuration file.
+/// An error of a command line or a configuration file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
     #[error("--{name} of criu(8) is not supported yet{origin}")]
@@ -125,7 +126,7 @@ pub enum Error {
     ExecWithoutCommand,
 }
 
-/// Where an option stands.
+/// Origin of an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// On the command line.
@@ -146,7 +147,7 @@ impl std::fmt::Display for Origin {
 /// Words of one origin: a line of a configuration file or the command line.
 #[derive(Debug, Clone)]
 pub struct Words {
-    /// Where they stand.
+    /// Their origin.
     pub origin: Origin,
     /// The words; an option's name comes with its dashes.
     pub words: Vec<OsString>,
@@ -157,13 +158,13 @@ pub struct Words {
 pub struct CommandLine {
     /// The command; none when there was none or it is unknown.
     pub command: Option<Command>,
-    /// What was given, in its order; none of it where help was asked for.
+    /// Options in their order; none where help was asked for.
     pub given: Vec<GivenOption>,
-    /// What is no option, and what stands behind the command.
+    /// Words that are no option, and those behind the command.
     pub rest: Vec<OsString>,
     /// Options that were accepted although they have no effect on this command.
     pub idle: Vec<&'static str>,
-    /// Whether the version was asked for.
+    /// True if the version was asked for.
     pub version: bool,
 }
 

@@ -24,7 +24,7 @@ pub struct UnreadableFile {
     pub source: std::io::Error,
 }
 
-/// Where configuration may stand, in the order in which a later file overrides an earlier one.
+/// Configuration files, in the order in which a later file overrides an earlier one.
 #[derive(Debug, Default)]
 pub struct Places {
     /// Files that may be missing.

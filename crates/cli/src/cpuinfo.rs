@@ -73,10 +73,7 @@ impl Cpuinfo {
             Action::Check => check_cpuinfo(&images, cap).map(|()| json!({"fits": true})),
         };
         let done = done.map_err(|source| {
-            let failure = Failure::Engine {
-                doing: "cpuinfo",
-                source: Box::new(source),
-            };
+            let failure = Failure::engine("cpuinfo")(source);
             ExpectedKind::Processor.explain(&self.images_dir, failure)
         })?;
         match (self.json, self.action) {

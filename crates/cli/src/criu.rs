@@ -23,7 +23,7 @@ pub enum Argument {
     Optional,
 }
 
-/// What happens to an option on one command.
+/// Treatment of an option on one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// The command does what the option says.
@@ -43,9 +43,9 @@ pub struct Flag {
     pub name: &'static str,
     /// The letter, where there is one.
     pub short: Option<char>,
-    /// Whether it has an argument.
+    /// True if it has an argument.
     pub argument: Argument,
-    /// Whether every occurrence counts; otherwise the last one does.
+    /// True if every occurrence counts; otherwise the last one does.
     pub repeats: bool,
     /// Its fate on dump.
     pub dump: Fate,
@@ -55,22 +55,22 @@ pub struct Flag {
     pub check: Fate,
     /// The arguments that there are; empty means any.
     pub values: &'static [&'static str],
-    /// Whether criu(8) has it.
+    /// True if criu(8) has it.
     pub of_criu: bool,
-    /// Whether a pre-dump does something about it. Otherwise it accepts it where the dump after it
+    /// True if a pre-dump does something about it. Otherwise it accepts it where the dump after it
     /// does: most of that is not about memory.
     pub on_pre_dump: bool,
-    /// What it sets.
+    /// Its effect.
     pub set: Set,
     /// How its argument is called in the help.
     pub value_name: &'static str,
-    /// What is the case without it, where that has to be said.
+    /// The default, where that has to be said.
     pub usual: &'static str,
-    /// What the help says.
+    /// Text of the help.
     pub help: &'static str,
 }
 
-/// What an option sets; an error says why its argument cannot be that.
+/// Effect of an option; an error says why its argument cannot be that.
 #[derive(Debug, Clone, Copy)]
 pub enum Set {
     /// Nothing, because it is refused, has no effect, or is read elsewhere.

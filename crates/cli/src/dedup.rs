@@ -51,10 +51,7 @@ impl Dedup {
             images: images_dir.into(),
             sync: !self.no_sync,
         };
-        let report = process::dedup(&options).map_err(|source| Failure::Engine {
-            doing: "dedup",
-            source: Box::new(source),
-        })?;
+        let report = process::dedup(&options).map_err(Failure::engine("dedup"))?;
         let (bytes, images) = (report.freed_bytes, report.images);
         log::info!("{bytes} bytes were freed in {images} older images");
         let text = if self.json {

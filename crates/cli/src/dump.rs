@@ -41,7 +41,7 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
     let mut inside = match join(&mut wanted, "dump", &mut saving)? {
         Worker::Here => None,
         Worker::Inside(_) if beside.is_some() => {
-            return Err(engine(process::Error::Unfit(
+            return Err(Failure::engine("dump")(process::Error::Unfit(
                 "--with-volume goes with no tree in a pid namespace of its own".to_owned(),
             )));
         }
@@ -56,7 +56,7 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
         None => process::dump(&wanted, &mut saving),
         Some(inside) => process::dump(&wanted, inside),
     };
-    let report = report.map_err(engine)?;
+    let report = report.map_err(Failure::engine("dump"))?;
     let volume = saving.done();
     if inside.is_none() {
         session.ready();
@@ -81,13 +81,6 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
     Ok(Status::Done)
 }
 
-fn engine(source: process::Error) -> Failure {
-    Failure::Engine {
-        doing: "dump",
-        source: Box::new(source),
-    }
-}
-
 /// Says what is in the way of a dump; nothing is saved, and no file made but the log where one
 /// is asked for.
 fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
@@ -100,7 +93,7 @@ fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
     if let Worker::Other(status) = join(&mut wanted, "dump", &mut Unobserved)? {
         return Ok(status);
     }
-    let report = process::dry_run(&wanted).map_err(engine)?;
+    let report = process::dry_run(&wanted).map_err(Failure::engine("dump"))?;
     let json = json!({"dump": {
         "dry_run": true,
         "obstacles": [],

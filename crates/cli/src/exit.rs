@@ -15,7 +15,7 @@ use crate::{command_line, config};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// What was asked for is done.
+    /// The command succeeded.
     Done = 0,
     /// The system refused something; `check`: something is missing.
     Failed = 1,
@@ -125,6 +125,14 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Says which command on a tree failed.
+    pub fn engine(doing: &'static str) -> impl FnOnce(process::Error) -> Self {
+        move |source| Self::Engine {
+            doing,
+            source: Box::new(source),
+        }
+    }
+
     /// Says which command on a machine's memory failed.
     pub fn machine(doing: &'static str) -> impl FnOnce(vm::Error) -> Self {
         move |source| Self::Machine {

@@ -47,18 +47,11 @@ impl Export {
             vmstate: self.vmstate,
             sync: !self.no_sync,
         };
-        let bar = Bar::default();
-        let exported = vm::export(&options, &|done, total| bar.show(done, total));
-        drop(bar);
+        let exported = Bar::during(|show| vm::export(&options, show));
         let exported = exported.map_err(Failure::machine("export"));
         let exported =
             exported.map_err(|it| ExpectedKind::Machine.explain(&self.images_dir, it))?;
-        let text = if self.json {
-            format!("{}\n", to_json(&exported))
-        } else {
-            to_text(&exported)
-        };
-        output::say(&text);
+        output::tell(self.json, || to_json(&exported), || to_text(&exported));
         Ok(Status::Done)
     }
 }

@@ -62,22 +62,13 @@ impl Import {
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
-        let bar = Bar::default();
-        let imported = vm::import(&options, process::facts(), &|done, total| {
-            bar.show(done, total);
-        });
-        drop(bar);
+        let imported = Bar::during(|show| vm::import(&options, process::facts(), show));
         let imported = imported.map_err(Failure::machine("import"));
         let imported = imported.map_err(|failure| match &self.parent {
             Some(dir) => ExpectedKind::Machine.explain(dir, failure),
             None => failure,
         })?;
-        let text = if self.json {
-            format!("{}\n", to_json(&imported))
-        } else {
-            to_text(&imported)
-        };
-        output::say(&text);
+        output::tell(self.json, || to_json(&imported), || to_text(&imported));
         Ok(Status::Done)
     }
 }

@@ -34,12 +34,8 @@ pub fn join(
     doing: &'static str,
     observer: &mut dyn Observer,
 ) -> Result<Worker, Failure> {
-    let engine = |source| Failure::Engine {
-        doing,
-        source: Box::new(source),
-    };
     logfile::flush();
-    let outer = match pid_namespace::join(wanted.tree).map_err(engine)? {
+    let outer = match pid_namespace::join(wanted.tree).map_err(Failure::engine(doing))? {
         None => return Ok(Worker::Here),
         Some(Side::Outer(outer)) => outer,
         Some(Side::Inner(inner)) => {
@@ -49,9 +45,9 @@ pub fn join(
             return Ok(Worker::Inside(Inside { inner, bar }));
         }
     };
-    let status = match outer.attend(observer).map_err(engine)? {
+    let status = match outer.attend(observer).map_err(Failure::engine(doing))? {
         Outcome::Ended(status) => status,
-        Outcome::Runs(_) => outer.wait().map_err(engine)?,
+        Outcome::Runs(_) => outer.wait().map_err(Failure::engine(doing))?,
     };
     match outer.judge(status) {
         Ok(()) => Ok(Worker::Other(Status::Done)),
@@ -59,7 +55,7 @@ pub fn join(
             let status = Status::of_number(code);
             Ok(Worker::Other(status.unwrap_or(Status::Failed)))
         }
-        Err(error) => Err(engine(error)),
+        Err(error) => Err(Failure::engine(doing)(error)),
     }
 }
 

@@ -75,7 +75,7 @@ impl LazyPages {
         let bit = |signal: Signal| 1u64 << (signal.as_raw() - 1);
         let told = sys::signalfd::instead_of_ending(bit(Signal::TERM) | bit(Signal::INT));
         let told = told.map_err(|source| {
-            engine(process::Error::Kernel {
+            Failure::engine("serve lazy pages")(process::Error::Kernel {
                 doing: "cannot wait for signals".to_owned(),
                 source,
             })
@@ -94,20 +94,13 @@ impl LazyPages {
             }
         };
         let served = process::serve_lazy_pages(&options, told.as_fd(), ready);
-        let served = served.map_err(engine);
+        let served = served.map_err(Failure::engine("serve lazy pages"));
         let trees = served.map_err(|it| ExpectedKind::Tree.explain(&self.images_dir, it))?;
-        let text = match self.json {
-            true => format!("{}\n", json!({"lazy_pages": {"trees": trees}})),
-            false => format!("{trees} restores were served\n"),
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || json!({"lazy_pages": {"trees": trees}}),
+            || format!("{trees} restores were served\n"),
+        );
         Ok(Status::Done)
-    }
-}
-
-fn engine(source: process::Error) -> Failure {
-    Failure::Engine {
-        doing: "serve lazy pages",
-        source: Box::new(source),
     }
 }

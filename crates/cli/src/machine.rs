@@ -17,7 +17,7 @@ pub struct Vm {
     action: Action,
 }
 
-/// What is done with machines.
+/// Actions on machines.
 #[derive(Debug, Subcommand)]
 enum Action {
     Save(save::Save),

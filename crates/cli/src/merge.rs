@@ -50,16 +50,8 @@ impl Merge {
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
-        let report = process::merge(&options).map_err(|source| Failure::Engine {
-            doing: "merge",
-            source: Box::new(source),
-        })?;
-        let text = if self.json {
-            format!("{}\n", to_json(&report))
-        } else {
-            to_text(&report)
-        };
-        output::say(&text);
+        let report = process::merge(&options).map_err(Failure::engine("merge"))?;
+        output::tell(self.json, || to_json(&report), || to_text(&report));
         Ok(Status::Done)
     }
 }

@@ -62,10 +62,7 @@ impl Network {
                 return Err(Failure::Usage(why.to_owned()));
             }
         };
-        let tables = tables.map_err(|source| Failure::Engine {
-            doing: "network",
-            source: Box::new(source),
-        })?;
+        let tables = tables.map_err(Failure::engine("network"))?;
         let text = match (self.json, self.action) {
             (true, action) => format!("{}\n", to_json(&tables, action)),
             (false, Action::List) => to_text(&tables),

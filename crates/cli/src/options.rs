@@ -19,7 +19,7 @@ const DEFAULT_MAX_FROZEN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Options {
     pub tree: Option<Pid>,
-    /// What the target may hold, at the dump and the restore.
+    /// Resources that the target may hold, at the dump and the restore.
     pub allowed: Allow,
     /// What a dump and a pre-dump are asked for; tree and places come when it begins.
     pub dump: DumpOptions,
@@ -115,7 +115,7 @@ impl Options {
         allowed
     }
 
-    /// What the engine is to dump into `images_dir`.
+    /// Returns the engine's options of a dump into `images_dir`.
     pub fn to_dump(&self, kind: DumpKind, images_dir: &Path) -> DumpOptions {
         let track = self.track_mem || kind == DumpKind::PreDump;
         let parent = self.prev_images_dir.as_ref();

@@ -3,6 +3,8 @@
 use std::io::{ErrorKind, Write as _};
 use std::sync::OnceLock;
 
+use serde_json::Value;
+
 /// Why something could not be said.
 static UNSAID: OnceLock<std::io::Error> = OnceLock::new();
 
@@ -18,6 +20,14 @@ pub fn say(text: &str) {
     {
         // The first one tells enough.
         let _ = UNSAID.set(error);
+    }
+}
+
+/// Says a result, as a line of JSON where that is asked for.
+pub fn tell(is_json: bool, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) {
+    match is_json {
+        true => say(&format!("{}\n", json())),
+        false => say(&text()),
     }
 }
 

@@ -32,10 +32,7 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
         None => process::dump(&wanted, &mut watch),
         Some(inside) => process::dump(&wanted, inside),
     };
-    let report = report.map_err(|source| Failure::Engine {
-        doing: "pre-dump",
-        source: Box::new(source),
-    })?;
+    let report = report.map_err(Failure::engine("pre-dump"))?;
     watch.done();
     if inside.is_none() {
         session.ready();

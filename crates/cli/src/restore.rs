@@ -20,7 +20,7 @@ use crate::watch::Watch;
 use crate::with_volume::{self, RestoreObserver};
 use crate::{logfile, output};
 
-/// Where restores find a server of lazy pages, in the work directory, as with criu(8).
+/// Socket of a server of lazy pages, in the work directory, as with criu(8).
 pub const LAZY_PAGES_SOCKET: &str = "lazy-pages.socket";
 
 /// Checks that there is a directory of an image.
@@ -57,7 +57,7 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
     let pidfile = options.pidfile.take();
     complete(&mut options, &session)?;
     if options.plan {
-        let plan = process::plan(&options.restore).map_err(engine("plan"))?;
+        let plan = process::plan(&options.restore).map_err(Failure::engine("plan"))?;
         output::say(&plan);
         return Ok(Status::Done);
     }
@@ -68,7 +68,7 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         Err(process::Error::Inside { code }) => {
             return Ok(Status::of_number(code).unwrap_or(Status::Failed));
         }
-        restored => restored.map_err(engine("restore"))?,
+        restored => restored.map_err(Failure::engine("restore"))?,
     };
     let outer = match restored.namespace.take() {
         Some(Side::Inner(inner)) => {
@@ -113,7 +113,7 @@ fn attach(options: &mut Options, session: &Session) -> Result<Option<AttachedVol
     };
     // It needs the same trust in the image.
     let opened = options.restore.images.open().map_err(image::Error::Place);
-    drop(opened.map_err(|error| engine("restore")(error.into()))?);
+    drop(opened.map_err(|error| Failure::engine("restore")(error.into()))?);
     let attached = with_volume::attach(&session.images_dir, target)?;
     if let Some([before, now]) = attached.moved {
         let what = with_volume::moved(before, now);
@@ -131,7 +131,7 @@ fn wait_for_all(mut restored: Restored, outer: Option<&Outer>) -> Result<(), Fai
         None => wait_for(restored.root, restored.job.as_mut()),
     }
     match restored.lazy {
-        Some(lazy) => lazy.outcome().map_err(engine("bring memory in")),
+        Some(lazy) => lazy.outcome().map_err(Failure::engine("bring memory in")),
         None => Ok(()),
     }
 }
@@ -180,13 +180,6 @@ fn execute(command: &[OsString], work_dir: &Path) -> Failure {
     Failure::Exec {
         command: command[0].clone(),
         source,
-    }
-}
-
-fn engine(doing: &'static str) -> impl FnOnce(process::Error) -> Failure {
-    move |source| Failure::Engine {
-        doing,
-        source: Box::new(source),
     }
 }
 
@@ -286,7 +279,7 @@ fn to_json(restored: &Restored, mounted: Option<&Path>) -> Value {
     told
 }
 
-/// What is still to come.
+/// Returns the number of bytes still to come.
 fn lazy_bytes(restored: &Restored) -> u64 {
     restored.lazy.as_ref().map_or(0, |lazy| lazy.bytes)
 }

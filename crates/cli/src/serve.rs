@@ -153,11 +153,11 @@ impl Serve {
         let sessions = served.map_err(Failure::machine("serve"));
         let sessions =
             sessions.map_err(|it| ExpectedKind::Machine.explain(&self.images_dir, it))?;
-        let text = match self.json {
-            true => format!("{}\n", json!({"serve": {"sessions": sessions}})),
-            false => format!("{sessions} sessions were served\n"),
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || json!({"serve": {"sessions": sessions}}),
+            || format!("{sessions} sessions were served\n"),
+        );
         Ok(Status::Done)
     }
 }

@@ -16,7 +16,7 @@ use crate::exit::Failure;
 use crate::options::Options;
 use crate::{logfile, output};
 
-/// Where a command of its own logs.
+/// Options of a command's log.
 #[derive(Debug, Args)]
 pub struct LogArgs {
     /// The log file, relative to the work directory; `-` is stdout [default: COMMAND.log]
@@ -81,7 +81,7 @@ impl LogArgs {
         self.work_dir.as_deref().unwrap_or(images_dir)
     }
 
-    /// What is written to for the log: its file, or the directory that it is made in.
+    /// Returns the path written to for the log: its file, or the directory that it is made in.
     ///
     /// # Errors
     /// The current directory cannot be found.
@@ -100,7 +100,8 @@ impl LogArgs {
     pub fn open_named(&self, images_dir: &Path, started: Instant) -> Result<(), Failure> {
         let work_dir = self.work_dir(images_dir);
         open_log(
-            (self.log_file.as_deref(), self.verbosity),
+            self.log_file.as_deref(),
+            self.verbosity,
             work_dir,
             None,
             started,
@@ -114,7 +115,8 @@ impl LogArgs {
     pub fn open(&self, images_dir: &Path, command: &str, started: Instant) -> Result<(), Failure> {
         let work_dir = self.work_dir(images_dir);
         open_log(
-            (self.log_file.as_deref(), self.verbosity),
+            self.log_file.as_deref(),
+            self.verbosity,
             work_dir,
             Some(command),
             started,
@@ -125,7 +127,8 @@ impl LogArgs {
 /// Makes a file of this name and verbosity the log; without a name for it and without a command,
 /// there is none.
 fn open_log(
-    (file, verbosity): (Option<&Path>, u32),
+    file: Option<&Path>,
+    verbosity: u32,
     work_dir: &Path,
     command: Option<&str>,
     started: Instant,
@@ -165,7 +168,7 @@ impl Options {
         }
     }
 
-    /// Whether the log file is made in the directory of the image.
+    /// Tells whether the log file is made in the directory of the image.
     pub fn logs_with_images(&self) -> bool {
         self.work_dir.is_none() && self.log_file.is_none()
     }
@@ -253,7 +256,8 @@ impl Options {
         started: Instant,
     ) -> Result<(), Failure> {
         open_log(
-            (self.log_file.as_deref(), self.verbosity),
+            self.log_file.as_deref(),
+            self.verbosity,
             work_dir,
             command,
             started,

@@ -43,10 +43,7 @@ impl Show {
     /// There is no image, or it is damaged.
     pub fn run(self) -> Result<Status, Failure> {
         let dir = self.image.or(self.images_dir).unwrap_or_default();
-        let description = process::describe(&dir.into()).map_err(|source| Failure::Engine {
-            doing: "show",
-            source: Box::new(source),
-        })?;
+        let description = process::describe(&dir.into()).map_err(Failure::engine("show"))?;
         let text = match (self.json, self.stats) {
             (true, false) => format!("{}\n", to_json(&description)),
             (true, true) => format!(
@@ -310,7 +307,7 @@ fn write_layer(text: &mut String, layer: &Layer) -> std::fmt::Result {
     }
 }
 
-/// What the dumps of a chain did.
+/// Describes the dumps of a chain.
 fn layers_to_text(layers: &[Layer]) -> String {
     let mut text = String::new();
     for layer in layers {

@@ -190,12 +190,11 @@ impl Restore {
         let restored = vm::qemu::restore(&options, &scripts);
         let restored = restored.map_err(|error| about_image(&scripts.images_dir, error))?;
         let mounted = scripts.done();
-        let text = if self.json {
-            format!("{}\n", to_json(&restored, mounted.as_deref()))
-        } else {
-            restored.iter().map(to_text).collect()
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || to_json(&restored, mounted.as_deref()),
+            || restored.iter().map(to_text).collect(),
+        );
         Ok(Status::Done)
     }
 }

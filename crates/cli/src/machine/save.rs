@@ -145,7 +145,7 @@ impl PreSave {
     }
 }
 
-/// What one of the commands does.
+/// One of the commands.
 struct Command {
     name: &'static str,
     kind: SaveKind,
@@ -190,17 +190,14 @@ impl SaveArgs {
             None => failure,
         })?;
         let volume = volume.and_then(CompanionSave::dumped);
-        let text = match self.json {
-            true => format!(
-                "{}\n",
-                to_json(&log.replace('-', "_"), &saved, volume.as_ref())
-            ),
-            false => {
-                to_text(&saved)
-                    + &volume.map_or_else(String::new, |it| with_volume::saved_to_text(&it))
-            }
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || to_json(&log.replace('-', "_"), &saved, volume.as_ref()),
+            || {
+                let volume = volume.as_ref().map(with_volume::saved_to_text);
+                to_text(&saved) + &volume.unwrap_or_default()
+            },
+        );
         Ok(Status::Done)
     }
 
@@ -225,7 +222,7 @@ impl SaveArgs {
     }
 }
 
-/// What was saved, under the name of the command.
+/// Returns the summary of a save as JSON, under the name of the command.
 fn to_json(command: &str, saved: &SaveSummary, volume: Option<&DumpSummary>) -> serde_json::Value {
     let overlay = |one: &Overlay| {
         json!({
@@ -254,7 +251,7 @@ fn to_json(command: &str, saved: &SaveSummary, volume: Option<&DumpSummary>) -> 
     told
 }
 
-/// What was saved, in words.
+/// Returns the summary of a save as text.
 fn to_text(saved: &SaveSummary) -> String {
     let mut text = format!(
         "image {} has {} pages: {} stored, {} zero, {} as in the parent image; {} bytes of \

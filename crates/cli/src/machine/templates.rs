@@ -46,16 +46,16 @@ impl Templates {
             };
         }
         let all = vm::qemu::templates(&folder).map_err(failed)?;
-        let text = match self.json {
-            true => format!("{}\n", to_json(&all)),
-            false => all.iter().map(to_text).collect(),
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || to_json(&all),
+            || all.iter().map(to_text).collect(),
+        );
         Ok(Status::Done)
     }
 }
 
-/// Where keepers listen.
+/// Returns the directory of keepers' sockets.
 pub fn folder() -> PathBuf {
     let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root());
     let folder = own.map_or_else(|| PathBuf::from("/run"), PathBuf::from);

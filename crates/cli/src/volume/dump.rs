@@ -109,21 +109,17 @@ impl Dump {
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
-        let bar = Bar::default();
-        let dumped = volume::dump(&options, process::facts(), &|done, total| {
-            bar.show(done, total);
-        });
-        drop(bar);
+        let dumped = Bar::during(|show| volume::dump(&options, process::facts(), show));
         let dumped = dumped.map_err(failed())?;
         if let Some(level) = level.filter(|_| self.update) {
             let noted = level.note(&options.volume, dumped.instant);
             noted.map_err(failed())?;
         }
-        let text = match self.json {
-            true => format!("{}\n", to_json(&dumped, options.parent.as_ref())),
-            false => to_text(&dumped),
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || to_json(&dumped, options.parent.as_ref()),
+            || to_text(&dumped),
+        );
         Ok(Status::Done)
     }
 }

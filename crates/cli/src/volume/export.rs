@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use volume::{ExportOptions, ExportSummary};
 
-use super::files::printable;
+use super::files::{omissions_to_json, printable};
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::output;
@@ -102,16 +102,12 @@ impl Export {
 }
 
 fn to_json(exported: &ExportSummary) -> serde_json::Value {
-    let left_out = exported.left_out.iter().map(|one| {
-        let path = printable(one.path.as_os_str().as_bytes());
-        json!({"path": path, "what": one.what})
-    });
     json!({"volume_export": {
         "folders": exported.folders,
         "files": exported.files,
         "bytes": exported.bytes,
         "cut_times": exported.cut_times,
-        "left_out": left_out.collect::<Vec<_>>(),
+        "left_out": omissions_to_json(&exported.left_out),
     }})
 }
 

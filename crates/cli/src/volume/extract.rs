@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use volume::{Difference, ExtractSummary, Fate, Files};
 
-use super::files::printable;
+use super::files::{omissions_to_json, printable};
 use crate::exit::{Failure, Status};
 use crate::output;
 
@@ -22,7 +22,7 @@ pub struct Extract {
 
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR")]
-    images_dir: PathBuf,
+    pub images_dir: PathBuf,
 
     /// The directory that the files go to, under their paths; nothing that is there is replaced
     #[arg(long, value_name = "FOLDER")]
@@ -42,7 +42,7 @@ pub struct Diff {
 
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR")]
-    images_dir: PathBuf,
+    pub images_dir: PathBuf,
 
     /// The directory of the older image, relative to that of the image
     #[arg(long, value_name = "DIR")]
@@ -54,11 +54,6 @@ pub struct Diff {
 }
 
 impl Extract {
-    /// The directories of the images that it reads.
-    pub fn read_images(&self) -> Vec<PathBuf> {
-        vec![self.images_dir.clone()]
-    }
-
     /// Extracts.
     ///
     /// # Errors
@@ -72,24 +67,20 @@ impl Extract {
         let files = Files::open(&self.images_dir.into());
         let extracted = files.and_then(|files| volume::extract(&files, &paths, &self.into));
         let extracted = extracted.map_err(Failure::volume("volume extract"))?;
-        let text = match self.json {
-            true => format!("{}\n", extracted_to_json(&extracted)),
-            false => extracted_to_text(&extracted),
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || extracted_to_json(&extracted),
+            || extracted_to_text(&extracted),
+        );
         Ok(Status::Done)
     }
 }
 
 fn extracted_to_json(extracted: &ExtractSummary) -> Value {
-    let left_out = extracted.left_out.iter().map(|one| {
-        let path = printable(one.path.as_os_str().as_bytes());
-        json!({"path": path, "what": one.what})
-    });
     json!({"volume_extract": {
         "files": extracted.files,
         "bytes": extracted.bytes,
-        "left_out": left_out.collect::<Vec<_>>(),
+        "left_out": omissions_to_json(&extracted.left_out),
     }})
 }
 
@@ -129,7 +120,7 @@ impl Diff {
     }
 }
 
-/// What became of a file, and what of it has changed.
+/// Returns a file's fate, and its changed fields.
 fn words(fate: &Fate) -> (&'static str, Vec<&'static str>) {
     match fate {
         Fate::Added => ("added", Vec::new()),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 use volume::ext4::Kind;
-use volume::{FileEntry, Files};
+use volume::{FileEntry, Files, Omission};
 
 use crate::exit::{Failure, Status};
 use crate::output;
@@ -23,7 +23,7 @@ pub struct Ls {
 
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR")]
-    images_dir: PathBuf,
+    pub images_dir: PathBuf,
 
     /// Print JSON
     #[arg(long)]
@@ -39,38 +39,25 @@ pub struct Cat {
 
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR")]
-    images_dir: PathBuf,
+    pub images_dir: PathBuf,
 }
 
 impl Ls {
-    /// The directories of the images that it reads.
-    pub fn read_images(&self) -> Vec<PathBuf> {
-        vec![self.images_dir.clone()]
-    }
-
     /// Lists.
     pub fn run(self) -> Result<Status, Failure> {
         let files = Files::open(&self.images_dir.into());
         let listed = files.and_then(|files| files.list(self.path.as_bytes()));
         let listed = listed.map_err(Failure::volume("volume ls"))?;
-        let text = match self.json {
-            true => format!(
-                "{}\n",
-                json!({"volume_ls": listed.iter().map(to_json).collect::<Vec<_>>()})
-            ),
-            false => listed.iter().map(to_line).collect(),
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || json!({"volume_ls": listed.iter().map(to_json).collect::<Vec<_>>()}),
+            || listed.iter().map(to_line).collect(),
+        );
         Ok(Status::Done)
     }
 }
 
 impl Cat {
-    /// The directories of the images that it reads.
-    pub fn read_images(&self) -> Vec<PathBuf> {
-        vec![self.images_dir.clone()]
-    }
-
     /// Writes the contents.
     ///
     /// # Errors
@@ -106,6 +93,15 @@ fn letter(kind: Kind) -> char {
 pub fn printable(name: &[u8]) -> String {
     let text = OsString::from_vec(name.to_vec());
     text.to_string_lossy().escape_debug().to_string()
+}
+
+/// Files that an image or a stream could not take, with the reasons.
+pub fn omissions_to_json(left_out: &[Omission]) -> Vec<Value> {
+    let omission = |one: &Omission| {
+        let path = printable(one.path.as_os_str().as_bytes());
+        json!({"path": path, "what": one.what})
+    };
+    left_out.iter().map(omission).collect()
 }
 
 fn to_line(listed: &FileEntry) -> String {

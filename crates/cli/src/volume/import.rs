@@ -8,7 +8,7 @@ use serde_json::json;
 use volume::{ImportOptions, ImportSummary};
 
 use super::export::Format;
-use super::files::printable;
+use super::files::{omissions_to_json, printable};
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::output;
@@ -62,38 +62,32 @@ impl Import {
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
-        let bar = Bar::default();
-        let imported = volume::import(&options, process::facts(), &|done, total| {
-            bar.show(done, total);
-        });
-        drop(bar);
+        let imported = Bar::during(|show| volume::import(&options, process::facts(), show));
         let imported = imported.map_err(Failure::volume("volume import"))?;
         for one in &imported.left_out {
             let path = printable(one.path.as_os_str().as_bytes());
             output::complain(&format!("stillframe: warning: {path}: {}\n", one.what));
         }
-        let text = match self.json {
-            true => format!("{}\n", to_json(&imported)),
-            false => format!(
-                "image {} has {} directories and {} other files, in a volume of {} bytes\n",
-                imported.image, imported.folders, imported.files, imported.len_bytes
-            ),
-        };
-        output::say(&text);
+        output::tell(
+            self.json,
+            || to_json(&imported),
+            || {
+                format!(
+                    "image {} has {} directories and {} other files, in a volume of {} bytes\n",
+                    imported.image, imported.folders, imported.files, imported.len_bytes
+                )
+            },
+        );
         Ok(Status::Done)
     }
 }
 
 fn to_json(imported: &ImportSummary) -> serde_json::Value {
-    let left_out = imported.left_out.iter().map(|one| {
-        let path = printable(one.path.as_os_str().as_bytes());
-        json!({"path": path, "what": one.what})
-    });
     json!({"volume_import": {
         "image": imported.image.to_string(),
         "len_bytes": imported.len_bytes,
         "folders": imported.folders,
         "files": imported.files,
-        "left_out": left_out.collect::<Vec<_>>(),
+        "left_out": omissions_to_json(&imported.left_out),
     }})
 }

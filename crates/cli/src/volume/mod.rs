@@ -60,12 +60,12 @@ impl Action {
     fn read_images(&self) -> Vec<PathBuf> {
         match self {
             Self::Dump(dump) => dump.read_images(),
-            Self::Restore(restore) => restore.read_images(),
-            Self::Ls(ls) => ls.read_images(),
-            Self::Cat(cat) => cat.read_images(),
-            Self::Extract(extract) => extract.read_images(),
+            Self::Restore(restore::Restore { images_dir, .. })
+            | Self::Ls(files::Ls { images_dir, .. })
+            | Self::Cat(files::Cat { images_dir, .. })
+            | Self::Extract(extract::Extract { images_dir, .. })
+            | Self::Mount(mount::Mount { images_dir, .. }) => vec![images_dir.clone()],
             Self::Diff(diff) => diff.read_images(),
-            Self::Mount(mount) => mount.read_images(),
             Self::Export(export) => export.read_images(),
             Self::Import(_) => Vec::new(),
         }

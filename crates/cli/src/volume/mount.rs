@@ -19,7 +19,7 @@ pub struct Mount {
 
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR")]
-    images_dir: PathBuf,
+    pub images_dir: PathBuf,
 
     /// Show the file system as a file, volume.img, also where this kernel mounts it
     #[arg(long)]
@@ -31,11 +31,6 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// The directories of the images that it reads.
-    pub fn read_images(&self) -> Vec<PathBuf> {
-        vec![self.images_dir.clone()]
-    }
-
     /// Mounts, and waits.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ pub struct Restore {
 
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR")]
-    images_dir: PathBuf,
+    pub images_dir: PathBuf,
 
     /// Read again what was written, and compare it with the image
     #[arg(long)]
@@ -42,11 +42,6 @@ pub struct Restore {
 }
 
 impl Restore {
-    /// The directories of the images that it reads.
-    pub fn read_images(&self) -> Vec<PathBuf> {
-        vec![self.images_dir.clone()]
-    }
-
     /// Writes the volume.
     ///
     /// # Errors
@@ -68,9 +63,7 @@ impl Restore {
             verify: self.verify,
             sync: !self.no_sync,
         };
-        let bar = Bar::default();
-        let restored = volume::restore(&options, &|done, total| bar.show(done, total));
-        drop(bar);
+        let restored = Bar::during(|show| volume::restore(&options, show));
         let restored = restored.map_err(Failure::volume("volume restore"))?;
         let target = &options.target;
         let grown = self.grow.map(|size| volume::grow(target, size));
