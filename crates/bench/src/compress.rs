@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let numbers = runs::keep(&folder, &record.machine, "compress", &record)?;
     let text = format!("{}\n{}", table(&record), runs::link(&folder, &numbers));
     println!("{text}");
-    put_between(&folder.join("benchmarks.md"), (BEGIN, END), &text)
+    put_between(&folder.join("benchmarks.md"), [BEGIN, END], &text)
 }
 
 /// One program without a codec and with each.

@@ -20,10 +20,10 @@ use crate::report::{self, put_between};
 use crate::tool::{Tool, timed};
 use crate::{isolate, peer, runs, suite};
 
-const MARKS: (&str, &str) = (
+const MARKS: [&str; 2] = [
     "<!-- lazy:begin, written by `cargo xtask bench lazy` -->",
     "<!-- lazy:end -->",
-);
+];
 
 /// How long a target may take to see all of its memory, and a server to listen or to end.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -3,10 +3,10 @@ use crate::error::Result;
 use crate::redis::{Activity, latencies};
 use crate::rounds::{Arguments, Bench, Kind};
 
-const MARKS: (&str, &str) = (
+const MARKS: [&str; 2] = [
     "<!-- live:begin, written by `cargo xtask bench live` -->",
     "<!-- live:end -->",
-);
+];
 
 const LIVE: &str = "live dump";
 const FULL: &str = "full dump";

@@ -18,7 +18,7 @@ pub struct Setting<'a> {
     pub cache: Cache,
     /// The programs, in the order of their turns.
     pub tools: &'a [Tool],
-    /// Whether system calls are counted, where images are in memory.
+    /// True if system calls are counted, where images are in memory.
     pub counted: bool,
     /// Samples of each.
     pub rounds: usize,

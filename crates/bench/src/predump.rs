@@ -8,10 +8,10 @@ use crate::rounds::{Arguments, Bench, Kind};
 use crate::tool::{Tool, timed};
 use crate::writer::Writer;
 
-const MARKS: (&str, &str) = (
+const MARKS: [&str; 2] = [
     "<!-- predump:begin, written by `cargo xtask bench predump` -->",
     "<!-- predump:end -->",
-);
+];
 
 const FIRST: &str = "first round";
 const ROUND: &str = "round";

@@ -37,7 +37,7 @@ pub struct Cell {
     pub workload: String,
     /// Where images were put.
     pub medium: Medium,
-    /// Whether the peer found its cache.
+    /// True if the peer found its cache.
     pub cache: Cache,
     /// The samples of each program, in the order of [`Record::tools`].
     pub series: Vec<Series>,

@@ -86,7 +86,7 @@ pub fn latencies(bench: &Bench, all: &[Activity]) -> Result<String> {
     Ok(out)
 }
 
-/// Whether a load ends within a second.
+/// Tells whether a load ends within a second.
 fn ended(load: &mut Child) -> Result<bool> {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(1) {

@@ -85,7 +85,7 @@ pub fn write(record: &Record, folder: &Path) -> Result<()> {
 fn show(record: &Record, numbers: &Path, folder: &Path) -> Result<()> {
     let page = folder.join("benchmarks.md");
     let tables = format!("{}\n\n{}", tables(record), runs::link(folder, numbers));
-    put_between(&page, (BEGIN, END), &tables)?;
+    put_between(&page, [BEGIN, END], &tables)?;
     println!("{tables}");
     eprintln!("written: {}", page.display());
     Ok(())
@@ -102,16 +102,16 @@ pub fn folder(out: Option<&Path>, quick: bool) -> PathBuf {
 ///
 /// # Errors
 /// [`crate::error::Error::File`].
-pub fn put_between(page: &Path, marks: (&str, &str), text: &str) -> Result<()> {
+pub fn put_between(page: &Path, marks: [&str; 2], text: &str) -> Result<()> {
     let folder = page.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(file_error("make", folder))?;
-    let (begin, end) = marks;
+    let [begin, end] = marks;
     let before = std::fs::read_to_string(page).unwrap_or_else(|_| format!("{begin}\n{end}\n"));
     std::fs::write(page, replace(&before, marks, text)).map_err(file_error("write", page))
 }
 
 /// Puts text between the marks, or at the end with marks around it.
-fn replace(page: &str, (begin, end): (&str, &str), text: &str) -> String {
+fn replace(page: &str, [begin, end]: [&str; 2], text: &str) -> String {
     match page
         .split_once(begin)
         .and_then(|(head, rest)| Some((head, rest.split_once(end)?.1)))
@@ -401,11 +401,11 @@ pub mod tests {
     fn what_a_person_wrote_on_the_page_stays() {
         let page = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
         assert_eq!(
-            replace(&page, (BEGIN, END), "new"),
+            replace(&page, [BEGIN, END], "new"),
             format!("above\n{BEGIN}\nnew\n{END}\nbelow\n")
         );
         assert_eq!(
-            replace("above\n", (BEGIN, END), "new"),
+            replace("above\n", [BEGIN, END], "new"),
             format!("above\n\n{BEGIN}\nnew\n{END}\n")
         );
     }

@@ -107,7 +107,7 @@ pub struct Bench {
     /// The order of the rows.
     rows: Vec<&'static str>,
     samples: BTreeMap<(Kind, usize), Vec<Sample>>,
-    /// Whether samples count for nothing.
+    /// True if samples count for nothing.
     is_warming_up: bool,
     scratch: tempfile::TempDir,
     out: PathBuf,
@@ -218,7 +218,7 @@ impl Bench {
     ///
     /// # Errors
     /// When the page cannot be written.
-    pub fn write(&self, marks: (&str, &str), after: &str) -> Result<()> {
+    pub fn write(&self, marks: [&str; 2], after: &str) -> Result<()> {
         let machine = Machine::this(self.scratch.path());
         let mut out = String::new();
         let _ = writeln!(

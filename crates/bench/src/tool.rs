@@ -28,7 +28,7 @@ pub struct Tool {
     pub volatile_options: &'static [&'static str],
     /// Options for each of its dumps.
     pub dump_options: &'static [&'static str],
-    /// Whether its dumps are durable by themselves.
+    /// True if its dumps are durable by themselves.
     pub durable: bool,
 }
 

@@ -234,7 +234,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let kept = runs::keep(&folder, &numbers.machine, "uffd", &numbers)?;
     let text = format!("{}\n{}", table(&numbers), runs::link(&folder, &kept));
     println!("{text}");
-    put_between(&folder.join("benchmarks.md"), (BEGIN, END), &text)
+    put_between(&folder.join("benchmarks.md"), [BEGIN, END], &text)
 }
 
 impl Bench<'_> {

@@ -21,10 +21,10 @@ use crate::report::{self, put_between};
 use crate::tool::timed;
 use crate::{isolate, peer, runs, suite};
 
-const MARKS: (&str, &str) = (
+const MARKS: [&str; 2] = [
     "<!-- vm:begin, written by `cargo xtask bench vm` -->",
     "<!-- vm:end -->",
-);
+];
 
 /// The guest's memory, and what of it is a file of random bytes, in MiB.
 const MIB: u32 = 400;

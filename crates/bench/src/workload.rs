@@ -16,11 +16,11 @@ pub struct Workload {
     pub children: &'static [usize],
     /// Memory that the first task writes before it starts children, in bytes.
     pub memory_bytes: u64,
-    /// Whether every task writes that much instead, after all were started: nothing is shared.
+    /// True if every task writes that much instead, after all were started: nothing is shared.
     pub own_memory: bool,
     /// How many of a hundred pages of it are written with zeros.
     pub zero_percent: u64,
-    /// Whether the rest is text instead of numbers; then it is for `bench compress` alone.
+    /// True if the rest is text instead of numbers; then it is for `bench compress` alone.
     pub is_text: bool,
     /// How many descriptors the first task opens before it starts children, which inherit them.
     pub descriptors: usize,
@@ -30,7 +30,7 @@ pub struct Workload {
     pub goals: [Option<f64>; 2],
     /// Where its images are put.
     pub media: &'static [Medium],
-    /// Whether it is measured without the peer's cache as well.
+    /// True if it is measured without the peer's cache as well.
     pub cold: bool,
 }
 

@@ -17,7 +17,7 @@ const PATH_MAX_BYTES: usize = 4096;
 pub struct Ancestor {
     /// Its identity.
     pub id: ImageId,
-    /// Where it is, relative to the image that names it.
+    /// Its path, relative to the image that names it.
     pub path: String,
     /// The lengths of its pages objects, by number.
     pub(crate) parts_bytes: Vec<u64>,
@@ -68,7 +68,7 @@ impl Ancestor {
 
 /// The ancestors of an image.
 pub(crate) struct Ancestors {
-    /// Where their paths begin.
+    /// Directory that their paths are relative to.
     home: Option<Arc<dyn Store>>,
     all: Vec<Ancestor>,
     opened: Vec<AncestorStore>,
@@ -136,7 +136,7 @@ impl Ancestors {
         Ok(&**opened.parts[part].get_or_init(|| object))
     }
 
-    /// Whether ancestors are in files, as far as that can be known without opening one.
+    /// Tells whether ancestors are in files, as far as that can be known without opening one.
     pub fn are_files(&self) -> bool {
         let home = self.home.as_ref();
         home.is_none_or(|home| home.directory().is_some())

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ImageId;
 
-/// What tells a chunk from those of all images.
+/// Identity of a chunk among those of all images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     /// The image that holds it.
     pub image: ImageId,
-    /// Where it begins there.
+    /// Its offset there.
     pub position: u64,
     /// How long it is: some are cut.
     pub stored_bytes: u32,

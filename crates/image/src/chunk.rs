@@ -26,7 +26,7 @@ pub(crate) const CHUNKS_MAX: u64 = u32::MAX as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkId(pub(crate) u32);
 
-/// Where some pages are stored, and how.
+/// Place and encoding of some stored pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     /// The number of the pages object.
@@ -40,7 +40,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Where it begins: what sorts chunks.
+    /// Returns the place at which it begins; chunks are sorted by it.
     pub fn position(&self) -> u64 {
         parts::position(self.object as usize, self.offset_bytes)
     }
@@ -54,12 +54,12 @@ impl Chunk {
         self.pages as usize * PAGE_BYTES
     }
 
-    /// Whether its pages are stored as they are.
+    /// Tells whether its pages are stored as they are.
     pub fn is_plain(&self) -> bool {
         self.codec == Codec::None
     }
 
-    /// Whether it is in another image.
+    /// Tells whether it is in another image.
     pub fn is_inherited(&self) -> bool {
         parts::owner(self.object as usize).0.is_some()
     }
@@ -81,7 +81,7 @@ pub(crate) fn encode(chunks: &[Chunk]) -> Vec<u8> {
     bytes
 }
 
-/// What a table may refer to.
+/// Limits of a table's references.
 pub(crate) struct Bounds<'a> {
     /// The lengths of the pages objects, by number.
     pub object_bytes: &'a dyn Fn(usize) -> u64,
@@ -97,7 +97,7 @@ pub(crate) struct Fault {
     /// The number of the entry.
     pub entry: usize,
     pub what: String,
-    /// Whether it is only something that this version does not know.
+    /// True if it is only something that this version does not know.
     pub is_unknown: bool,
 }
 

@@ -120,7 +120,7 @@ impl Codec {
         }
     }
 
-    /// Whether so many bytes can be so many pages. Those that are encoded are fewer.
+    /// Tells whether so many bytes can be so many pages. Those that are encoded are fewer.
     pub(crate) fn fits(self, stored_bytes: u32, pages: u32) -> bool {
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
         match self {

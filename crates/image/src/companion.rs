@@ -30,7 +30,7 @@ pub trait Companion {
 /// Why a companion could not be saved. What it was to be saved with is the caller's to say.
 #[derive(Debug)]
 pub struct CompanionError {
-    /// Whose fault it is.
+    /// The side that caused the error.
     pub blame: Blame,
     /// The error of the attempt.
     pub source: Box<dyn Error + Send + Sync>,

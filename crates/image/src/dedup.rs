@@ -22,7 +22,7 @@ use crate::raw::{self, CHUNKS, INDEX, MESSAGE, RECORDS, RawManifest, SPACES};
 use crate::run::{self, PAGE_BYTES, Part};
 use crate::{Error, ImageId, Reader, Result, Run, RunKind, marks};
 
-/// What was freed.
+/// Counts of freed space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DedupSummary {
     /// How much room was given back, as far as the store can tell.
@@ -34,7 +34,7 @@ pub struct DedupSummary {
 /// An image that the newest one is over.
 struct OlderImage {
     id: ImageId,
-    /// Where it is, relative to the newest.
+    /// Its path, relative to the newest.
     path: String,
     store: Arc<dyn Store>,
     parts_bytes: Vec<u64>,

@@ -21,11 +21,11 @@ pub(crate) struct Draft {
     manifest: Manifest,
     spaces: Vec<NewSpace>,
     reader: Reader,
-    /// What is used of the pages objects, up to the last that has pages.
+    /// Usage of the pages objects, up to the last that has pages.
     pub used: Vec<ObjectUsage>,
 }
 
-/// What a draft is made of.
+/// Parts of a draft.
 pub(crate) struct Parts {
     /// Without the number of records.
     pub manifest: Manifest,

@@ -32,7 +32,7 @@ impl Blame {
     }
 }
 
-/// What went wrong with an image.
+/// An error of an image.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {

@@ -9,6 +9,7 @@ use crate::{ImageId, Result};
 /// The sections of a manifest: spaces, runs, chunks, message and records.
 #[derive(Clone, Debug)]
 pub struct Sections {
+    /// Identity of the image.
     pub id: ImageId,
     /// Their bytes, in order.
     pub bytes: [Vec<u8>; 5],

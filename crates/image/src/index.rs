@@ -10,7 +10,7 @@ use crate::{Granule, Run, RunKind, SPACE_MAX_PAGES, SpaceId, SpaceKind};
 
 type Entry = [u8; ENTRY_BYTES];
 
-/// What an index may refer to.
+/// Limits of an index's references.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds<'a> {
     /// The chunks that runs are parts of.
@@ -34,9 +34,9 @@ pub(crate) struct Fault {
 pub struct Space {
     /// Which one.
     pub id: SpaceId,
-    /// What it is.
+    /// Its kind.
     pub kind: SpaceKind,
-    /// What it is called, where it has a name.
+    /// Its name, where it has one.
     pub name: String,
     /// How many pages it can have.
     pub len_pages: u64,
@@ -87,7 +87,7 @@ impl Space {
 /// A checked index.
 pub(crate) struct Index {
     bytes: Vec<u8>,
-    /// Where the entries are in `bytes`.
+    /// Range of the entries in `bytes`.
     range: Range<usize>,
     spaces: Vec<Space>,
 }

@@ -10,7 +10,7 @@ pub(crate) const RECORDS_MAX: usize = 1 << 22;
 /// The largest encoded [`Manifest`].
 pub(crate) const MESSAGE_MAX_BYTES: usize = 1 << 20;
 
-/// What the creator of an image says about its creation; nothing here decides how an image is read.
+/// Facts about the creation of an image; none of them decides how it is read.
 #[derive(Clone, PartialEq, Message)]
 pub struct Facts {
     /// The release of the kernel that the target ran on, as in uname(2).
@@ -32,7 +32,7 @@ pub struct Facts {
 pub(crate) struct Parent {
     #[prost(bytes = "vec", tag = "1")]
     pub id: Vec<u8>,
-    /// Where it is, relative to the image that names it.
+    /// Its path, relative to the image that names it.
     #[prost(string, tag = "2")]
     pub path: String,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Parent {
 pub(crate) struct AncestorRecord {
     #[prost(bytes = "vec", tag = "1")]
     pub id: Vec<u8>,
-    /// Where it is, relative to the image that names it.
+    /// Its path, relative to the image that names it.
     #[prost(string, tag = "2")]
     pub path: String,
     /// The lengths of its pages objects by number; 0 for one of which nothing is needed.
@@ -50,10 +50,10 @@ pub(crate) struct AncestorRecord {
     pub parts_bytes: Vec<u64>,
 }
 
-/// What stands in the manifest beside the index and the records.
+/// The part of the manifest beside the index and the records.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Manifest {
-    /// What a reader must know to read this image.
+    /// Features that a reader of this image must know.
     #[prost(string, repeated, tag = "1")]
     pub features: Vec<String>,
     #[prost(message, optional, tag = "2")]
@@ -160,7 +160,7 @@ impl Manifest {
 /// One resource, or whatever the caller stores: opaque bytes under a tag and a number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// What the payload is.
+    /// Type of the payload.
     pub tag: u16,
     /// The version of the payload's message.
     pub version: u16,

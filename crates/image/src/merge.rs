@@ -13,7 +13,7 @@ use crate::{CHUNK_PAGES, ChunkId, NewRun, Reader, Result, Run, RunKind, SpaceId,
 /// How much is written at once.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// What a merge did.
+/// Counts of a merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeSummary {
     /// Pages stored in the new image.
@@ -69,7 +69,7 @@ struct Merge<'a> {
 
 /// Stored pages that several pages of the image are: they are stored once in the new image, too.
 struct SharedPages {
-    /// Where they are, in ascending order: see [`place_of`].
+    /// Their places, in ascending order: see [`place_of`].
     wanted: Ranges<u64>,
     /// Those that have a new place, by the old one: the number of the run, and how many of its
     /// pages come before.
@@ -105,7 +105,7 @@ impl SharedPages {
         self.wanted.contains(place)
     }
 
-    /// Where the page is in the new image.
+    /// Returns the page's run in the new image.
     fn find(&self, place: u64) -> Option<(&Run, u32)> {
         let (run, skip_pages) = self.pages.get(&place)?;
         Some((&self.runs[*run], *skip_pages))
@@ -127,7 +127,7 @@ impl SharedPages {
     }
 }
 
-/// What tells the first of some stored pages from all others: the chunk's number and the page's.
+/// Identity of the first of some stored pages: the chunk's number and the page's.
 fn place_of(part: Part) -> u64 {
     u64::from(part.chunk.0) << 32 | u64::from(part.skip_pages)
 }

@@ -19,7 +19,7 @@ pub(crate) fn in_order(mut runs: Vec<Run>) -> Vec<Run> {
     runs
 }
 
-/// Whether pages of this kind behind `last` are of the same run.
+/// Tells whether pages of this kind behind `last` are of the same run.
 fn joins_kind(last: &Run, kind: RunKind) -> bool {
     match last.kind {
         RunKind::Zero | RunKind::Same { .. } => last.kind == kind,

@@ -41,11 +41,11 @@ impl Link {
 pub(crate) struct ParentImage {
     pub reader: Arc<Reader>,
     pub link: Link,
-    /// Where the parent is.
+    /// Store of the parent.
     pub store: Arc<dyn Store>,
 }
 
-/// What a manifest says of the images that hold pages of this one.
+/// A manifest's list of the images that hold pages of this one.
 #[derive(Default)]
 pub(crate) struct Lineage {
     /// None where no page is inherited.

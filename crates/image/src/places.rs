@@ -13,10 +13,10 @@ use crate::chunk::{Chunk, ChunkId};
 /// How many chunks are fetched ahead of somebody who reads one after the other, at most.
 const AHEAD_CHUNKS: u32 = 16;
 
-/// What a reader of one image keeps of its chunks, if it is not given a cache.
+/// Bytes of chunks that a reader of one image caches, if it is not given a cache.
 const OWN_CACHE_BYTES: usize = 16 << 20;
 
-/// What an image knows of where its pages are.
+/// Places of an image's pages.
 pub(crate) struct Places {
     /// The image for which some of this one's pages were freed.
     pub freed_by: Option<ImageId>,

@@ -51,7 +51,7 @@ impl RawManifest {
     }
 }
 
-/// What [`RawManifest::stamp`] says of the manifest in `store`, where there is a right one.
+/// Returns [`RawManifest::stamp`] of the manifest in `store`, where there is a right one.
 pub(crate) fn stamp(store: &dyn Store) -> Option<u64> {
     let object = store.open(MANIFEST_NAME).ok()?;
     let file_bytes = object.len_bytes();

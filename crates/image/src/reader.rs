@@ -34,7 +34,7 @@ pub struct Reader {
     pub(crate) places: Places,
 }
 
-/// What of a manifest was checked before its runs are.
+/// The part of a manifest that is checked before its runs.
 struct ManifestHead {
     message: Manifest,
     parent: Option<(ImageId, String)>,

@@ -23,12 +23,12 @@ use crate::{Error, Reader, Result, SpaceId};
 /// How many stored bytes are fetched with one read, at most.
 const FETCH_BYTES: u64 = 4 << 20;
 
-/// Where pages lie in a file as they are.
+/// Extent of uncompressed pages in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawExtent {
     /// The number of the file: see [`Reader::file`].
     pub file: u32,
-    /// Where they begin there.
+    /// Their offset there.
     pub offset_bytes: u64,
 }
 
@@ -304,8 +304,7 @@ impl Reader {
             let first = id.0;
             let more = self.places.ahead_of(id);
             let all = self.places.chunks.get(first as usize..);
-            let all = all.unwrap_or_default();
-            let pairs = all.windows(2).take(more as usize);
+            let pairs = all.unwrap_or_default().windows(2).take(more as usize);
             let more = pairs.take_while(|pair| follows(&pair[0], &pair[1])).count() as u32;
             let mut len = 0;
             let mut wanted = Vec::with_capacity(more as usize + 1);
@@ -324,7 +323,7 @@ impl Reader {
         })
     }
 
-    /// What tells a chunk from those of all images.
+    /// Identity of a chunk among those of all images.
     fn key(&self, id: ChunkId) -> cache::Key {
         let chunk = self.chunk(id);
         let (owner, part) = parts::owner(chunk.object as usize);

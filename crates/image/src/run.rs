@@ -25,17 +25,17 @@ impl fmt::Display for SpaceId {
 /// Consecutive pages of a space with one fate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
-    /// Whose pages.
+    /// Their space.
     pub space: SpaceId,
     /// The number of the first page in its space.
     pub first_page: u64,
     /// How many; never 0.
     pub pages: u32,
-    /// Where their contents are.
+    /// Place of their contents.
     pub kind: RunKind,
 }
 
-/// Where the contents of a run's pages are.
+/// Place of the contents of a run's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RunKind {
     /// In a chunk, of this image or of one that it is a difference from.
@@ -125,7 +125,7 @@ impl Part {
     }
 }
 
-/// Where pages really are.
+/// Location of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
     /// The pages of a chunk that they are; none for pages of zeros.
@@ -137,7 +137,7 @@ pub struct Location {
 /// A run that is about to be written; of any length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewRun {
-    /// Whose pages.
+    /// Their space.
     pub space: SpaceId,
     /// The number of the first page in its space.
     pub first_page: u64,

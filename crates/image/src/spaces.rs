@@ -11,7 +11,7 @@ const SPACES_MAX: usize = 1 << 22;
 /// The longest name of a space.
 const NAME_MAX_BYTES: usize = 4096;
 
-/// What a space is.
+/// Content of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpaceKind {
     /// The memory of a task; a page's number is that of its address.
@@ -50,14 +50,14 @@ impl Granule {
     }
 }
 
-/// What a writer says of a space.
+/// A space, as a writer describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewSpace {
     /// Its number.
     pub id: SpaceId,
-    /// What it is.
+    /// Its kind.
     pub kind: SpaceKind,
-    /// What it is called, where it has a name.
+    /// Its name, where it has one.
     pub name: String,
     /// How many pages it can have: the number of the page after the last.
     pub len_pages: u64,

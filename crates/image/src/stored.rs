@@ -190,12 +190,12 @@ impl Writer {
     /// Stores pages where a chunk is, as that is stored; none where they do not fit there.
     pub(crate) fn store_in(&self, old: &Chunk, pages: &[u8]) -> Result<Option<Chunk>> {
         if old.is_plain() {
-            return self.store_as(old, pages, (Codec::None, pages));
+            return self.store_as(old, pages, Codec::None, pages);
         }
         with_scratch(pages.len(), |scratch| {
             let encoded = self.compression.and_then(|how| how.encode(pages, scratch));
             match encoded {
-                Some((codec, len)) => self.store_as(old, pages, (codec, &scratch[..len])),
+                Some((codec, len)) => self.store_as(old, pages, codec, &scratch[..len]),
                 None => Ok(None),
             }
         })
@@ -206,7 +206,8 @@ impl Writer {
         &self,
         old: &Chunk,
         pages: &[u8],
-        (codec, stored): (Codec, &[u8]),
+        codec: Codec,
+        stored: &[u8],
     ) -> Result<Option<Chunk>> {
         let chunk = Chunk {
             stored_bytes: stored.len() as u32,

@@ -105,7 +105,7 @@ fn too_many() -> Error {
 /// of one that a writer makes.
 pub(crate) struct ChunkUsage {
     masks: Vec<u16>,
-    /// Whether some of the image's own are used several times.
+    /// True if some of the image's own are used several times.
     pub is_shared: bool,
 }
 

@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use crate::chunk::Chunk;
 
-/// What of a pages object is used.
+/// Usage of a pages object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObjectUsage {
-    /// Where the last chunk ends.
+    /// End of the last chunk.
     pub len_bytes: u64,
-    /// What no chunk uses before.
+    /// Ranges before the end that no chunk uses.
     pub holes: Vec<Range<u64>>,
 }
 
@@ -60,8 +60,7 @@ mod tests {
             plain(16, 0, 9),
         ];
         let found = used(chunks.iter());
-        let holes = [&[(0, 1), (3, 4)][..], &[], &[(0, 3)]];
-        let holes = holes.map(|holes| {
+        let holes = [&[(0, 1), (3, 4)][..], &[], &[(0, 3)]].map(|holes| {
             let bytes = holes.iter().map(|(from, to)| from * PAGE..to * PAGE);
             bytes.collect()
         });

@@ -28,7 +28,7 @@ use crate::{
 pub struct Writer {
     store: Arc<dyn Store>,
     id: ImageId,
-    /// What this is a layer over.
+    /// The image that this one is a layer over.
     parent: Option<ParentImage>,
     pub(crate) table: Mutex<Table>,
     /// The pages objects by number, each made with its first page.
@@ -37,14 +37,14 @@ pub struct Writer {
     pub(crate) runs: Mutex<Vec<Run>>,
     /// How its chunks are compressed.
     pub(crate) compression: Option<Compression>,
-    /// What was said of spaces.
+    /// Spaces, as they were described.
     spaces: Mutex<BTreeMap<SpaceId, NewSpace>>,
     records: Mutex<Vec<Record>>,
     /// Set where a write failed: there is a hole in the pages.
     pub(crate) incomplete: AtomicBool,
     /// The pages of the image that this one replaces, and others that nothing names.
     old_pages: Vec<String>,
-    /// Whether there is an image that this one replaces.
+    /// True if there is an image that this one replaces.
     replaces: bool,
     /// Keeps other writers out; dropped last.
     _claim: Claim,
@@ -53,7 +53,7 @@ pub struct Writer {
 /// A pages object under construction.
 pub(crate) struct Part {
     pub object: Box<dyn NewObject>,
-    /// Where the next chunk goes.
+    /// Offset of the next chunk.
     pub bytes: AtomicU64,
 }
 
@@ -73,9 +73,9 @@ impl Part {
 /// How an image is finished.
 #[derive(Clone, Debug, Default)]
 pub struct Seal {
-    /// Whether the image must be on stable storage before [`Writer::seal`] returns.
+    /// True if the image must be on stable storage before [`Writer::seal`] returns.
     pub durable: bool,
-    /// What to say about its creation.
+    /// Facts about its creation.
     pub facts: Facts,
 }
 
@@ -326,8 +326,7 @@ impl Writer {
             let Some(used) = used.get(number).filter(|used| used.len_bytes > 0) else {
                 continue;
             };
-            let committed = part.keep(used);
-            let committed = committed.and_then(|object| object.commit(durable));
+            let committed = part.keep(used).and_then(|object| object.commit(durable));
             if let Err(error) = committed.map_err(Error::store("finish the pages of")) {
                 self.remove(&names);
                 return Err(error);

@@ -14,7 +14,7 @@ use crate::scan::{Area, each_entry};
 use crate::track::TrackResult;
 use crate::{Error, Result};
 
-/// Whether this kernel has soft-dirty bits.
+/// Tells whether this kernel has soft-dirty bits.
 ///
 /// # Errors
 /// Those of looking at a page of this process.
@@ -91,7 +91,7 @@ mod tests {
     const EXCLUSIVE: u64 = 1 << 56;
     const SOFT_DIRTY: u64 = 1 << 55;
 
-    /// What becomes of pages with these entries.
+    /// Returns the result for pages with these entries.
     fn found(entries: &[u64]) -> TrackResult {
         let mut found = TrackResult::default();
         for (number, entry) in entries.iter().enumerate() {

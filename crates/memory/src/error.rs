@@ -49,7 +49,7 @@ pub enum Error {
     Pages(pages::Error),
 }
 
-/// What this crate's sources and sinks said comes out of the pipe as it was.
+/// Errors of this crate's sources and sinks pass the pipe unchanged.
 impl From<pages::Error> for Error {
     fn from(error: pages::Error) -> Self {
         match error {
@@ -100,7 +100,7 @@ impl Error {
     }
 }
 
-/// Whether the system says that there is no such task any more.
+/// Tells whether the system says that there is no such task any more.
 fn is_gone(error: &io::Error) -> bool {
     let srch = rustix::io::Errno::SRCH.raw_os_error();
     let noent = rustix::io::Errno::NOENT.raw_os_error();

@@ -29,13 +29,13 @@ pub const LARGE_BYTES: u64 = 4 << 20;
 pub struct Area {
     /// Its addresses.
     pub span: Span,
-    /// Whether a file is mapped, of which the task has copied some pages.
+    /// True if a file is mapped, of which the task has copied some pages.
     pub file: bool,
-    /// Whether [`LARGE_BYTES`] or more are mapped between the area before it and this one.
+    /// True if [`LARGE_BYTES`] or more are mapped between the area before it and this one.
     pub apart: bool,
 }
 
-/// What was found in one range of addresses, in ascending order.
+/// Pages found in one range of addresses, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanResult {
     /// Pages that the task has for itself, in memory or swapped out.

@@ -22,7 +22,7 @@ const TOP_PAGE: u64 = 0x7_ffff_ffff;
 /// Entries of pages between two spans that are read rather than asking once more.
 const GAP_PAGES: u64 = 512;
 
-/// What a child has in common with its parent, in ascending order.
+/// Pages that a child shares with its parent, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedPages {
     /// Pages that both have at the same addresses: the very same physical pages, by copy-on-write.
@@ -173,7 +173,7 @@ pub fn exclusive(process: &Process, spans: &[Span]) -> Result<[Spans; 2]> {
     Ok(kinds)
 }
 
-/// Whether two entries are of one page; none where the kernel hides that.
+/// Tells whether two entries are of one page; none where the kernel hides that.
 fn same(one: Entry, other: Entry) -> Option<bool> {
     if !one.is_present() || !other.is_present() || one.is_file() || other.is_file() {
         return Some(false);

@@ -152,7 +152,7 @@ fn pieces(extents: &[Extent]) -> Vec<(Addr, usize)> {
     extents.iter().map(piece).collect()
 }
 
-/// Whether /proc/PID/mem may read what `process_vm_readv` did not.
+/// Tells whether /proc/PID/mem may read what `process_vm_readv` did not.
 fn needs_force(error: &io::Error) -> bool {
     let may = [Errno::FAULT, Errno::NOSYS].map(Errno::raw_os_error);
     error

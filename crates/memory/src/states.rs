@@ -9,7 +9,7 @@ use sys::process::Process;
 use crate::scan::{each_entry, each_found, is};
 use crate::{Error, Result};
 
-/// What was found in one range of addresses, in ascending order.
+/// Pages found in one range of addresses, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct States {
     /// Pages that are there, in memory or swapped out: also the kernel's page of zeros, and pages
@@ -49,7 +49,7 @@ pub fn states(process: &Process, span: Span) -> Result<States> {
     Ok(states)
 }
 
-/// Where anything is; all of it where the kernel cannot search.
+/// Returns the occupied part; all of it where the kernel cannot search.
 fn occupied(map: &Pagemap, span: Span) -> std::io::Result<Spans> {
     let query = Query {
         inverted: Category::empty(),

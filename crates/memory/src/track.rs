@@ -21,13 +21,13 @@ use crate::scan::{Area, LARGE_BYTES, ScanResult, is, region_buffer, scan_togethe
 use crate::{Error, Result};
 use abi::spans::{Spans, subtract};
 
-/// What one page table covers.
+/// Bytes that one page table covers.
 const BLOCK_BYTES: u64 = 2 << 20;
 /// Candidates that are closer to each other than this are looked at together: asking for as many
 /// pages costs what a system call costs (2.6 us, and 11 ns a page).
 const NEAR_BYTES: u64 = 256 * PAGE_BYTES;
 
-/// What was found in one range of addresses, in ascending order.
+/// Pages found in one range of addresses, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrackResult {
     /// Pages that the task has for itself and that may have changed since the last reset, or that
@@ -37,7 +37,7 @@ pub struct TrackResult {
     pub unwritten: Spans,
     /// Guard pages; not told by a scan with a reset.
     pub guards: Spans,
-    /// Whether the area is tracked.
+    /// True if the area is tracked.
     pub is_tracked: bool,
 }
 
@@ -175,7 +175,7 @@ fn scan_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<TrackResul
     Ok(found)
 }
 
-/// Whether the mapping at `span` is tracked.
+/// Tells whether the mapping at `span` is tracked.
 fn is_tracked(map: &Pagemap, span: Span) -> io::Result<bool> {
     let page = Span::new(span.start, PAGE_BYTES);
     match map.scan(page, &WRITTEN, Action::CHECK_TRACKED, &mut [Region::EMPTY]) {
@@ -235,13 +235,13 @@ fn exact(
 ) -> io::Result<()> {
     let (guards, written) = (found.guards.len(), found.written.len());
     let unwritten = found.unwritten.len();
-    match exact_with(map, area, span, only, (action, Category::GUARD), found) {
+    match exact_with(map, area, span, only, action, Category::GUARD, found) {
         // The kernel does not know guard pages.
         Err(error) if is(&error, Errno::INVAL) => {
             found.guards.truncate(guards);
             found.written.truncate(written);
             found.unwritten.truncate(unwritten);
-            exact_with(map, area, span, only, (action, Category::empty()), found)
+            exact_with(map, area, span, only, action, Category::empty(), found)
         }
         done => done,
     }
@@ -252,7 +252,8 @@ fn exact_with(
     area: Area,
     span: Span,
     only: PageFilter,
-    (action, guard): (Action, Category),
+    action: Action,
+    guard: Category,
     found: &mut TrackResult,
 ) -> io::Result<()> {
     let mut unwanted = Category::ZERO;
@@ -326,7 +327,8 @@ struct Blocks<'a> {
 }
 
 impl Blocks<'_> {
-    /// Whether the page at `at`, which is no candidate, has a page table; addresses only grow.
+    /// Tells whether the page at `at`, which is no candidate, has a page table; addresses only
+    /// grow.
     fn has_table(&mut self, at: Addr) -> io::Result<bool> {
         let block = at.0 / BLOCK_BYTES;
         if let Some((known, answer)) = self.known

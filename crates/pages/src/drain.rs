@@ -15,7 +15,7 @@ use crate::{EqualIndex, Error, Extent, PIECES_MAX, Result, Source, workers};
 /// Pages read with one call and written with one: what stays in a processor's own cache meanwhile.
 const BATCH_PAGES: u64 = 256;
 
-/// What went through the pipe.
+/// Counts of the pages that went through the pipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainSummary {
     /// Pages read.
@@ -46,7 +46,7 @@ impl DrainSummary {
 pub struct Drain<'a> {
     /// Finds pages that are equal to others, which are stored once.
     pub equals: Option<&'a EqualIndex>,
-    /// Whether tasks run meanwhile, which are left a processor: with a thread for each processor, a
+    /// True if tasks run meanwhile, which are left a processor: with a thread for each processor, a
     /// busy target gets hardly any of them (5 % of one of two, for 170 ms).
     pub beside: bool,
     /// Is called with the number of bytes read so far, from several threads when there is much to
@@ -204,14 +204,14 @@ fn ahead<'a>(
     })
 }
 
-/// Where pages go.
+/// Destination of pages.
 struct Destination<'a> {
     equals: Option<&'a EqualIndex>,
     writer: &'a Writer,
     describe: &'a (dyn Fn(Vec<Run>) + Sync),
 }
 
-/// What one thread works with.
+/// State of one thread.
 struct Worker {
     /// The pages object that this thread has to itself.
     part: usize,
@@ -378,7 +378,7 @@ pub fn sort_out(
     kept
 }
 
-/// Whether all bytes of a page are zero; most pages that are not say so in their first bytes.
+/// Tells whether all bytes of a page are zero; most pages that are not say so in their first bytes.
 fn is_zero(page: &[u8]) -> bool {
     static ZERO: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
     page == ZERO

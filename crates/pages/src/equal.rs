@@ -23,7 +23,7 @@ const KNOWN_MAX: usize = 1 << 19;
 /// hash takes three fifths of the time.
 const LARGE_BYTES: usize = 512 << 10;
 
-/// What is known of the pages of a dump that may be equal to others.
+/// Index of a dump's pages that may be equal to others.
 pub struct EqualIndex {
     /// Pages to be looked at, by space.
     wanted: HashMap<SpaceId, Ranges<u64>>,
@@ -56,7 +56,7 @@ impl Hasher for IdentityHasher {
     }
 }
 
-/// What becomes of a page.
+/// Fate of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// It is stored, and nobody looks for it.
@@ -69,7 +69,7 @@ enum Fate {
     Before(usize),
 }
 
-/// What is to be done with pages in a buffer.
+/// Plan for the pages in a buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     fates: Vec<Fate>,
@@ -192,7 +192,7 @@ impl EqualIndex {
         }
     }
 
-    /// Whether any pages of a run are to be looked at.
+    /// Tells whether any pages of a run are to be looked at.
     pub(crate) fn wants(&self, run: &NewRun) -> bool {
         let Some(wanted) = self.wanted.get(&run.space) else {
             return false;
@@ -390,24 +390,26 @@ fn at_the_same_place(mut all: Vec<(u64, u64, SpaceId)>) -> HashMap<SpaceId, Vec<
                 found.entry(other).or_default().push(common);
             }
         }
-        reach = furthest(reach, (end, space));
+        reach = furthest(reach, end, space);
     }
     found
 }
 
-/// The two spaces that reach the furthest, with `new`.
+/// The two spaces that reach the furthest, with what `space` reaches.
 fn furthest(
     reach: [Option<(u64, SpaceId)>; 2],
-    new: (u64, SpaceId),
+    until: u64,
+    space: SpaceId,
 ) -> [Option<(u64, SpaceId)>; 2] {
     let others = reach
         .into_iter()
         .flatten()
-        .filter(|(_, space)| *space != new.1);
+        .filter(|(_, other)| *other != space);
     let own = reach
         .into_iter()
         .flatten()
-        .find(|(_, space)| *space == new.1);
+        .find(|(_, other)| *other == space);
+    let new = (until, space);
     let own = own.map_or(new, |own| own.max(new));
     let mut all = others.chain([own]).collect::<Vec<_>>();
     all.sort_unstable_by_key(|(until, _)| std::cmp::Reverse(*until));

@@ -8,7 +8,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {
-    /// What a source or a sink says that this crate knows nothing of.
+    /// An error of a source or a sink that this crate does not know.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
     #[error("cannot {action} the shared memory object at offset {offset_bytes}")]

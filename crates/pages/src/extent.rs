@@ -7,11 +7,11 @@ use image::SpaceId;
 /// Consecutive pages of a space, and the address at which a source or a sink has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Whose pages.
+    /// Their space.
     pub space: SpaceId,
     /// The number of the first page in its space.
     pub first_page: u64,
-    /// Where the first page is: an address of a task, or an offset into an object.
+    /// Place of the first page: an address of a task, or an offset into an object.
     pub at: Addr,
     /// How many.
     pub pages: u64,

@@ -9,14 +9,14 @@ use image::{ChunkId, PAGE_BYTES, Reader};
 use crate::buffer::Buffer;
 use crate::{Error, PIECES_MAX, Placement, Result, Sink, workers};
 
-/// What a huge page holds; batches do not cross its boundaries in the target.
+/// Bytes of a huge page; batches do not cross its boundaries in the target.
 const BLOCK_BYTES: u64 = 2 << 20;
 /// Pages of chunks read for one batch: what stays in a processor's own cache.
 const BATCH_BYTES: u64 = BLOCK_BYTES;
 /// Blocks that a sink prepares at once.
 const GROUP_BLOCKS: u64 = 16;
 
-/// What was filled.
+/// Summary of a fill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FillSummary {
     /// Pages handed to the sink.

@@ -11,7 +11,7 @@ pub struct Placement {
     pub part: Part,
     /// How many are wanted; never 0.
     pub pages: u32,
-    /// Where the first of them goes.
+    /// Address of the first of them.
     pub at: Addr,
 }
 

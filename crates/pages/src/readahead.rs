@@ -25,7 +25,7 @@ pub struct Batch {
     pub buffer: Buffer,
 }
 
-/// What the thread that reads and the workers share.
+/// State that the reading thread and the workers share.
 #[derive(Default)]
 struct State {
     /// Batches that nobody has taken yet.

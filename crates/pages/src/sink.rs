@@ -8,7 +8,7 @@ pub use object::Object;
 
 use crate::Result;
 
-/// What takes verified pages, from several threads at once.
+/// A sink of verified pages, from several threads at once.
 pub trait Sink: Sync {
     /// Takes pages, at most 1,024 pieces in ascending order: whole pages for consecutive addresses.
     ///

@@ -11,7 +11,7 @@ use crate::{Buffer, Extent, Result};
 
 /// Pages that can be read, by several threads at once.
 ///
-/// What is read must not change meanwhile, or the caller must know that it may.
+/// Pages must not change while they are read, or the caller must know that they may.
 pub trait Source: Sync {
     /// Fills `buffer` with the pages of `extents`, at most 1,024 of them, back to back.
     ///

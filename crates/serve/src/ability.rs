@@ -19,7 +19,7 @@ pub enum Ability {
 }
 
 impl Ability {
-    /// What a descriptor whose owner asked for `features` can do.
+    /// Returns the ability of a descriptor whose owner asked for `features`.
     #[must_use]
     pub const fn of(features: Features) -> Self {
         if features.contains(Features::WP_ASYNC) {

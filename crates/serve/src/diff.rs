@@ -24,7 +24,7 @@ const CHANGING_MOST: Duration = Duration::from_secs(10);
 /// How long after it was heard that pages were given up they are still looked at.
 const LATE_MOST: Duration = Duration::from_secs(60);
 
-/// What a difference consists of, in pages of 4 KiB.
+/// Counts of a difference, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Those that were looked at because the target may have changed them.
@@ -37,7 +37,7 @@ pub struct Difference {
     pub parent_pages: u64,
 }
 
-/// What is to be done with the pages of a region, as spans of the target's addresses.
+/// Plan for the pages of a region, as spans of the target's addresses.
 pub(crate) struct DiffSpans {
     /// To be stored, as they are.
     pub data: Spans,

@@ -47,7 +47,7 @@ pub enum Error {
     Ledger(#[source] io::Error),
     #[error("what process {pid} gave up when its server was killed is not known")]
     Unsure { pid: i32 },
-    /// What the descriptor can do is not enough for what was asked for.
+    /// The descriptor lacks an ability that the request needs.
     #[error("{0}")]
     Unable(String),
 }

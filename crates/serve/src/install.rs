@@ -14,7 +14,7 @@ use crate::prefetch::Piece;
 use crate::region::PageStates;
 use crate::{Ability, Error, Region, Result, Session};
 
-/// What is brought in together at the most: a huge page. A fault waits for no more than that.
+/// Most bytes of one fetch: a huge page. A fault waits for no more than that.
 pub(crate) const MOST_BYTES: u64 = 2 << 20;
 /// What is brought in around a small page that is wanted: a chunk of the image. It takes twice as
 /// long as the page alone.
@@ -27,7 +27,7 @@ pub(crate) const STARVED_AGAIN: Duration = Duration::from_millis(10);
 /// The number of no page: nobody waits for one.
 pub(crate) const NOBODY: u64 = u64::MAX;
 
-/// What became of pages that were to be brought in.
+/// Outcome of filling pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// They are there.
@@ -255,7 +255,7 @@ impl<'a> Installer<'a> {
         Ok(Outcome::Done("poisoned"))
     }
 
-    /// What is worth being brought in together with a page.
+    /// Returns the pages worth fetching together with a page.
     fn around(&self, number: usize, page: u64) -> Range<u64> {
         let region = &self.session.regions[number].0;
         if region.granule != Granule::Small {

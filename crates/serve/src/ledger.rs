@@ -52,14 +52,14 @@ pub(crate) enum Word {
     Note = 14,
 }
 
-/// Where the room for events is, and how many there is room for.
+/// Offset of the buffer for events, and its capacity.
 const EVENTS: usize = 64;
 pub(crate) const EVENTS_MAX: usize = 16;
-/// Where the two notes are, how long each may be, and what both take.
+/// Offset of the two notes, their longest length, and the words of both.
 const NOTES: usize = EVENTS + EVENTS_MAX * EVENT_WORDS;
 const NOTE_MAX_BYTES: usize = 8 << 10;
 const NOTE_WORDS: usize = 1 + NOTE_MAX_BYTES / 8;
-/// Where the regions are, and what each takes.
+/// Offset of the regions, and words of each.
 const REGIONS: usize = NOTES + 2 * NOTE_WORDS;
 const REGION_WORDS: usize = 5;
 
@@ -74,12 +74,12 @@ pub(crate) enum Phase {
     Ending = 2,
 }
 
-/// What is known of a target: of the whole and, as sets, of its pages.
+/// State of a target: of the whole and, as sets, of its pages.
 #[derive(Debug)]
 pub struct Ledger(Arc<Words>);
 
 impl Ledger {
-    /// What the numbers in it mean. Others are not understood.
+    /// Version of the layout. Others are not understood.
     pub const VERSION: u64 = 1;
 
     /// One of a target of which nothing is known yet, for this process alone.
@@ -254,7 +254,7 @@ impl Ledger {
         all.into_iter().find(|ability| *ability as u64 == number)
     }
 
-    /// Where events are read to; zeros but while they are.
+    /// Buffer of events; zeros but while they are read.
     pub(crate) fn events(&self) -> &[AtomicU64] {
         &self.0[EVENTS..NOTES]
     }

@@ -26,7 +26,7 @@ use crate::region::PageStates;
 use crate::session::lock;
 use crate::{Ability, Difference, Error, Region, Result, Session};
 
-/// What is copied together: a thread for each processor would leave the target none.
+/// Bytes copied together: a thread for each processor would leave the target none.
 const TOGETHER_BYTES: u64 = 4 << 20;
 
 /// How far a live difference is, in bytes.
@@ -102,7 +102,7 @@ impl Session {
         Ok(live)
     }
 
-    /// What a live difference has not copied yet.
+    /// Pages that a live difference has not copied yet.
     pub(crate) fn pending(&self) -> Option<Arc<PendingPages>> {
         lock(&self.pending).clone()
     }

@@ -20,7 +20,7 @@ pub(crate) struct Fault {
     pub outcome: &'static str,
 }
 
-/// Where bytes came from, or why something was done.
+/// Origin of bytes, or reason of an action.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Source {
     /// Of bytes `image`, `zero`, `prefetch`; of what was taken out of the tracking of missing pages

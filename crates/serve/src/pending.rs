@@ -24,7 +24,7 @@ pub(crate) const SAVED_MAX_BYTES: u64 = 64 << 20;
 /// is answered before.
 const GIVEN_UP_MAX_BYTES: u64 = 512 << 20;
 
-/// What is saved with one call.
+/// Bytes saved with one call.
 const TOGETHER_BYTES: u64 = 1 << 20;
 
 /// Consecutive pages of a region, by number.
@@ -96,13 +96,13 @@ impl PendingPages {
         self.memory.read(&[extent(region, &pages)], &mut bytes)?;
         let mut saved = lock(&self.saved);
         for (page, contents) in pages.clone().zip(bytes.chunks_exact(page_bytes as usize)) {
-            saved.insert((number, page), contents.to_vec());
+            saved.insert(number, page, contents.to_vec());
         }
         all.insert(pages);
         Ok(())
     }
 
-    /// Whether there is room to save so many bytes for writers.
+    /// Tells whether there is room to save so many bytes for writers.
     pub fn has_room(&self, bytes: u64) -> bool {
         lock(&self.saved).bytes + bytes <= SAVED_MAX_BYTES
     }
@@ -151,7 +151,7 @@ impl PendingPages {
             return self.lose();
         }
         for (page, contents) in pages.clone().zip(bytes.chunks_exact(page_bytes)) {
-            saved.insert((number, page), contents.to_vec());
+            saved.insert(number, page, contents.to_vec());
         }
         open.remove(pages);
         self.copied
@@ -188,7 +188,7 @@ impl PendingPages {
         self.lost.store(true, Release);
     }
 
-    /// Whether some of it cannot be had any more.
+    /// Tells whether some of it cannot be had any more.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Acquire)
     }
@@ -233,7 +233,7 @@ impl PendingPages {
             let RegionPages { region, all, open } = &self.parts[*number];
             all.remove(pages.clone());
             open.remove(pages.clone());
-            pages.clone().for_each(|page| saved.remove((*number, page)));
+            pages.clone().for_each(|page| saved.remove(*number, page));
             bytes += (pages.end - pages.start) * region.granule_bytes();
         }
         self.copied.copied_bytes.fetch_add(bytes, Relaxed);
@@ -248,15 +248,15 @@ impl PendingPages {
 }
 
 impl SavedPages {
-    fn insert(&mut self, key: (usize, u64), contents: Vec<u8>) {
+    fn insert(&mut self, region: usize, page: u64, contents: Vec<u8>) {
         let bytes = contents.len() as u64;
-        if self.pages.insert(key, contents).is_none() {
+        if self.pages.insert((region, page), contents).is_none() {
             self.bytes += bytes;
         }
     }
 
-    fn remove(&mut self, key: (usize, u64)) {
-        if let Some(contents) = self.pages.remove(&key) {
+    fn remove(&mut self, region: usize, page: u64) {
+        if let Some(contents) = self.pages.remove(&(region, page)) {
             self.bytes -= contents.len() as u64;
         }
     }

@@ -6,7 +6,7 @@ use crate::session::lock;
 
 /// How far ahead of the target the image is read, at the most.
 const AHEAD_BYTES: u64 = 16 << 20;
-/// What is brought in ahead together, at the most: small pages take longer than huge ones.
+/// Most bytes of one prefetch: small pages take longer than huge ones.
 const PIECE_BYTES: u64 = 512 << 10;
 /// Over how many gaps of pages that nobody has to bring in that is looked, at the most.
 const GAPS_MAX: usize = 1024;
@@ -21,23 +21,23 @@ pub(crate) trait Pages {
     fn next_settled(&self, number: usize, from: u64) -> u64;
 }
 
-/// Where the target is, and what it is going to want.
+/// Position of the target, and its next pages.
 #[derive(Debug, Default)]
 struct Stream {
     /// The region.
     number: usize,
-    /// Where the last pages end that were brought in for a fault.
+    /// End of the last pages that were fetched for a fault.
     last: u64,
     /// The next page to be brought in ahead.
     next: u64,
-    /// Where that ends for now.
+    /// End of the window.
     limit: u64,
     /// How far from the last fault, in bytes; none before two faults were in order.
     window_bytes: u64,
     ended: bool,
 }
 
-/// What threads that bring pages in ahead have in common.
+/// State that prefetching threads share.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetcher {
     stream: Mutex<Stream>,
@@ -76,13 +76,13 @@ impl Prefetcher {
         }
     }
 
-    /// Whether there is something to be done.
+    /// Tells whether there is something to be done.
     pub fn is_wanted(&self) -> bool {
         let stream = lock(&self.stream);
         stream.next < stream.limit
     }
 
-    /// What is to be brought in next, where there is something.
+    /// Returns the next piece to fetch, where there is one.
     pub fn take(&self, known: &impl Pages) -> Option<Piece> {
         take(&mut lock(&self.stream), known)
     }

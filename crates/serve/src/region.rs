@@ -12,11 +12,11 @@ use crate::bits::Bits;
 /// Consecutive pages of a space and where the target has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Where they begin in the target: a multiple of the granule.
+    /// Their address in the target: a multiple of the granule.
     pub at: Addr,
     /// How long they are in bytes: a multiple of the granule.
     pub bytes: u64,
-    /// Whose pages.
+    /// Their space.
     pub space: SpaceId,
     /// The number of the first in the space.
     pub first_page: u64,
@@ -43,13 +43,13 @@ impl Region {
         self.bytes / self.granule_bytes()
     }
 
-    /// Whether it has none.
+    /// Tells whether it has none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Where pages of the target are.
+    /// Returns the addresses of pages in the target.
     pub(crate) const fn span_of(&self, pages: &Range<u64>) -> Span {
         let size = self.granule_bytes();
         Span::new(
@@ -93,7 +93,7 @@ impl Region {
     }
 }
 
-/// What is known of the pages of a region, by their number in it.
+/// State of a region's pages, by their number in it.
 #[derive(Debug)]
 pub(crate) struct PageStates {
     /// Brought in by us.

@@ -15,7 +15,7 @@ use crate::release::empty_parts;
 use crate::session::Options;
 use crate::{Error, Region, Result, Session};
 
-/// Where the kernel tells of pages of 2 MiB.
+/// The kernel's directory about pages of 2 MiB.
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 /// The host's pages of 2 MiB.

@@ -23,23 +23,23 @@ use crate::{Ability, Error, Ledger, Metrics, Region, Result, Share};
 /// nanoseconds.
 const AGAIN_NS: i64 = 200_000;
 
-/// Whose memory is served.
+/// A target whose memory is served.
 #[derive(Debug)]
 pub struct Target {
     /// The userfaultfd that it made for its memory.
     pub uffd: Uffd,
     /// Its pid.
     pub pid: i32,
-    /// What it handed over; regions do not overlap.
+    /// Regions of the target; they do not overlap.
     pub regions: Vec<Region>,
 }
 
 /// How it is served.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Whether empty and removed pages are taken out of the tracking of missing pages.
+    /// True if empty and removed pages are taken out of the tracking of missing pages.
     pub unregister: bool,
-    /// Whether who touches a page that cannot be brought in gets `SIGBUS`; otherwise serving ends
+    /// True if who touches a page that cannot be brought in gets `SIGBUS`; otherwise serving ends
     /// with that.
     pub poison: bool,
     /// True if everything is going to be brought in: then it must be possible.
@@ -68,28 +68,28 @@ pub struct Session {
     /// Held by those who bring pages in, and alone by who reads events: what the target has given
     /// up is known before anybody acts on the event, and nobody brings in what was there before.
     pub(crate) order: RwLock<()>,
-    /// What is known, for who comes after us.
+    /// The target's state, for the next server.
     pub(crate) ledger: Ledger,
     /// How many more mappings the target may be given.
     pub(crate) mappings: AtomicI64,
     pub(crate) metrics: Arc<Metrics>,
     /// Threads of the target whose faults were read and could not be answered yet.
     pub(crate) waiting: Mutex<Vec<WaitingThread>>,
-    /// Whether faults are being answered: prefetching waits meanwhile.
+    /// True if faults are being answered: prefetching waits meanwhile.
     pub(crate) busy: AtomicBool,
-    /// What is brought in ahead of faults that come in order.
+    /// The prefetcher for faults that come in order.
     pub(crate) ahead: Prefetcher,
-    /// What was brought in for faults and ahead of them, in order, where that is recorded.
+    /// Pages fetched for faults and ahead of them, in order, where that is recorded.
     pub(crate) trace: OnceLock<Mutex<Vec<PageRange>>>,
     /// How many threads bring everything in.
     pub(crate) fetching: AtomicU64,
-    /// Where the target has pages from that it does not write to, if it shares them with others.
+    /// The shared file of the pages that the target does not write to, if there is one.
     pub(crate) share: Option<Arc<Share>>,
-    /// Where prefetching is: the number of the next block of all.
+    /// Progress of prefetching: the number of the next block of all.
     pub(crate) fetched: AtomicU64,
-    /// What a live difference has not copied yet.
+    /// Pages that a live difference has not copied yet.
     pub(crate) pending: Mutex<Option<Arc<PendingPages>>>,
-    /// Whether we hear of pages that the target gives up, before it does.
+    /// True if we hear of pages that the target gives up, before it does.
     pub(crate) hears_removals: bool,
 }
 
@@ -189,26 +189,26 @@ impl Session {
         })
     }
 
-    /// Whether it shares pages with others: then it needs us to its end, as what it gives up would
-    /// be the image's again.
+    /// Tells whether it shares pages with others: then it needs us to its end, as what it gives up
+    /// would be the image's again.
     #[must_use]
     pub const fn is_sharing(&self) -> bool {
         self.share.is_some()
     }
 
-    /// What is known of it, for who comes after us.
+    /// Its state, for the next server.
     #[must_use]
     pub const fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// What the target's descriptor can do.
+    /// Returns the ability of the target's descriptor.
     #[must_use]
     pub const fn ability(&self) -> Ability {
         self.ability
     }
 
-    /// What is served.
+    /// Returns the regions that are served.
     pub fn regions(&self) -> impl Iterator<Item = &Region> {
         self.regions.iter().map(|(region, _)| region)
     }

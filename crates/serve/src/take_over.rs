@@ -51,7 +51,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Whether it was being let go of, and has to be.
+    /// Tells whether it was being let go of, and has to be.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.ledger.phase() == Some(Phase::Ending)

@@ -18,7 +18,7 @@ const RECORDED_MAX: usize = 1 << 20;
 /// Consecutive pages of a space that were wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRange {
-    /// Whose pages.
+    /// Their space.
     pub space: SpaceId,
     /// Which, by number, in pages of 4 KiB.
     pub pages: Range<u64>,
@@ -30,7 +30,7 @@ impl Session {
         let _ = self.trace.set(Mutex::default());
     }
 
-    /// What was recorded so far, in order.
+    /// Returns the recorded ranges, in order.
     #[must_use]
     pub fn recorded(&self) -> Vec<PageRange> {
         self.trace

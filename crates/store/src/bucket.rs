@@ -8,7 +8,7 @@ use crate::Result;
 pub struct Version {
     /// Their length.
     pub len_bytes: u64,
-    /// What tells them from others that the object had or will have (an ETag, for one).
+    /// Version of the contents (an ETag, for one).
     pub tag: String,
 }
 

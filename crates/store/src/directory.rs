@@ -37,19 +37,19 @@ struct Location {
     ancestors: Vec<PathBuf>,
     /// True if nothing is read that another user may have written.
     own_only: bool,
-    /// Whether the file system makes files without a name, as far as we know.
+    /// True if the file system makes files without a name, as far as we know.
     nameless: AtomicBool,
-    /// Whether somebody in this process has a claim through this descriptor: flock(2) tells only
+    /// True if somebody in this process has a claim through this descriptor: flock(2) tells only
     /// descriptors apart.
     claimed: AtomicBool,
-    /// Whether the descriptor was read from, so that it must be rewound.
+    /// True if the descriptor was read from, so that it must be rewound.
     listed: Mutex<bool>,
 }
 
 /// How temporary names start: no object's name starts with a dot.
 const TEMPORARY: &str = ".stillframe-new-";
 
-/// What messages call the directory itself.
+/// Name of the directory itself in messages.
 const THE_DIRECTORY: &str = "the directory";
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::{Directory, Result, Store};
 
-/// Where an image is, or is to be: a store, or the directory that is one.
+/// Place of an image: a store, or the directory that is one.
 #[derive(Clone)]
 pub enum Images {
     /// A directory, which is opened when it is needed.

@@ -46,7 +46,7 @@ pub use memory::Memory;
 pub use remote::Remote;
 pub use retry::{Patience, retry};
 
-/// What went wrong with a store or one of its objects.
+/// An error of a store or of one of its objects.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message names each field")]
 pub enum Error {
@@ -85,7 +85,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed when it is made again.
+    /// Tells whether the same call may succeed when it is made again.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Transient { .. })
@@ -190,7 +190,7 @@ pub trait Store: Send + Sync {
 pub struct Claim {
     /// The names of the objects that were there, sorted.
     pub names: Vec<String>,
-    /// Whether others are kept out. Some file systems have no locks.
+    /// True if others are kept out. Some file systems have no locks.
     pub exclusive: bool,
     /// Ends the claim when it is dropped.
     _guard: Box<dyn Send + Sync>,

@@ -18,7 +18,7 @@ pub struct Remote {
     bucket: Arc<dyn Bucket>,
     stage: Arc<dyn Store>,
     patience: Patience,
-    /// Whether somebody in this process has a claim. Others are not kept out: buckets have no
+    /// True if somebody in this process has a claim. Others are not kept out: buckets have no
     /// locks.
     claimed: Arc<AtomicBool>,
 }
@@ -121,7 +121,7 @@ impl Store for Remote {
 struct StagedObject {
     name: String,
     object: Box<dyn NewObject>,
-    /// Where the last written byte ends.
+    /// End of the last written byte.
     len_bytes: AtomicU64,
     bucket: Arc<dyn Bucket>,
     patience: Patience,

@@ -8,7 +8,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// Pages of a huge page.
 const HUGE_PAGES: u64 = 512;
 
-/// Whether a page is zero: whole huge pages, the end of each, single pages.
+/// Tells whether a page is zero: whole huge pages, the end of each, single pages.
 pub fn is_zero(page: u64) -> bool {
     let (huge, inside) = (page / HUGE_PAGES, page % HUGE_PAGES);
     huge % 3 == 1 || inside >= 400 || page % 7 == 3

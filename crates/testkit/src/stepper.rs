@@ -126,13 +126,13 @@ fn act_from(
     }
 }
 
-/// Whether a thread that was stopped at a call is about to make it, and not at its end.
+/// Tells whether a thread that was stopped at a call is about to make it, and not at its end.
 fn is_entry(registers: &Registers) -> bool {
     const ENOSYS: u64 = 38;
     registers.rax == ENOSYS.wrapping_neg()
 }
 
-/// Whether the thread makes a process that has memory of its own.
+/// Tells whether the thread makes a process that has memory of its own.
 fn is_fork(registers: &Registers) -> bool {
     let flags = registers.rdi;
     registers.orig_rax == CLONE && flags & 0xff == SIGCHLD && flags & CLONE_VM == 0

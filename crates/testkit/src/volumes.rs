@@ -324,7 +324,7 @@ impl Drop for Mount {
     }
 }
 
-/// Whether something is mounted on a directory.
+/// Tells whether something is mounted on a directory.
 #[must_use]
 pub fn is_mounted(point: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("it is there");

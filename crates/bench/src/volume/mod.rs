@@ -161,7 +161,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let kept = runs::keep(&folder, &numbers.machine, "volume", &numbers)?;
     let text = format!("{}\n{}", table::of(&numbers), runs::link(&folder, &kept));
     println!("{text}");
-    report::put_between(&folder.join("benchmarks.md"), (BEGIN, END), &text)
+    report::put_between(&folder.join("benchmarks.md"), [BEGIN, END], &text)
 }
 
 fn mib_of(bytes: u64) -> f64 {

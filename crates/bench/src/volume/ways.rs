@@ -59,7 +59,7 @@ impl Method {
         }
     }
 
-    /// Whether it takes so little that it is measured in each place.
+    /// Tells whether it takes so little that it is measured in each place.
     pub const fn is_fast(self) -> bool {
         !matches!(
             self,
@@ -67,7 +67,7 @@ impl Method {
         )
     }
 
-    /// Whether it reads files instead of the device.
+    /// Tells whether it reads files instead of the device.
     pub const fn needs_mount(self) -> bool {
         matches!(self, Self::Tar | Self::Restic)
     }

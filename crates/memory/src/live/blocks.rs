@@ -20,7 +20,7 @@ pub const fn span_of(block: u64) -> Span {
     Span::new(Addr(block * BLOCK_BYTES), BLOCK_BYTES)
 }
 
-/// Where the contents of a block are.
+/// State of a block's contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// In the task only.
@@ -94,7 +94,7 @@ impl Blocks {
         })
     }
 
-    /// Whether every page of `span` is there.
+    /// Tells whether every page of `span` is there.
     pub fn has_all(&self, span: Span) -> bool {
         let end = span.end.0.div_ceil(BLOCK_BYTES);
         let mut next = block_of(span.start);
@@ -260,7 +260,7 @@ impl Blocks {
         self.set(number, State::Done(runs));
     }
 
-    /// Whether pages of `span` are only in the task.
+    /// Tells whether pages of `span` are only in the task.
     pub fn would_lose(&self, span: Span) -> bool {
         let last = span.end.0.div_ceil(BLOCK_BYTES);
         let mut range = self

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// Blocks that are copied together: a megabyte. Who writes to one of them waits for all.
 const BATCH: usize = 16;
 
-/// What one thread copies with.
+/// Buffers of one copying thread.
 pub struct Worker {
     contents: Buffer,
     fresh: NewChunks,
@@ -30,7 +30,7 @@ impl Worker {
     }
 }
 
-/// What a copy is worth.
+/// Validity of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     /// It is of the instant.
@@ -298,8 +298,7 @@ fn wait_checked(task: &Task, claimed: &[(u64, u16)]) -> Result<Option<Vec<(u64, 
             // Nobody saves one of them while the book is open.
             let mut book = task.book();
             let is_ours = |block: &&(u64, u16)| book.blocks.state(block.0) == Some(&State::Copying);
-            let kept = claimed.iter().filter(is_ours).copied();
-            let kept = kept.collect::<Vec<_>>();
+            let kept = claimed.iter().filter(is_ours).copied().collect::<Vec<_>>();
             match check(task, &kept)? {
                 Check::Valid => {
                     for (number, _) in &kept {

@@ -54,7 +54,7 @@ use state::SharedState;
 use task::Task;
 pub use task::{Areas, Pages};
 
-/// What the userfaultfds must be able to do.
+/// Features that the userfaultfds must have.
 pub const FEATURES: Features = Features::WP
     .union(Features::EVENT_REMAP)
     .union(Features::EVENT_REMOVE)
@@ -69,10 +69,10 @@ pub struct LiveMemory {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What was protected of a task to be copied.
+/// Ranges of a task that were protected to be copied.
 #[derive(Debug, Default)]
 pub struct Round {
-    /// Where several threads do not meet.
+    /// Slices of which each is one thread's.
     slices: Vec<Vec<Span>>,
     all_bytes: u64,
 }
@@ -126,7 +126,7 @@ impl LiveMemory {
         })
     }
 
-    /// Whether task `pid` is one of these.
+    /// Tells whether task `pid` is one of these.
     #[must_use]
     pub fn has(&self, pid: i32) -> bool {
         self.task(pid).is_some()
@@ -166,7 +166,7 @@ impl LiveMemory {
     /// is over: its data may come to pages that are protected. Returns how many bytes were copied.
     /// Calls `progress` with the number of bytes after each piece.
     ///
-    /// What vanishes meanwhile is left alone.
+    /// Pages that vanish meanwhile are left alone.
     ///
     /// # Errors
     /// [`Error::Gone`] when the task has ended or runs another program; [`Error::Image`].

@@ -78,7 +78,7 @@ impl Task {
     /// Who is `trusting` looks only where it is not known what is protected, and asks
     /// [`Task::confirm`] when the task runs again.
     pub fn protect_stopped(&self, areas: &[Span], trusting: bool) -> Result<Spans> {
-        /// What one thread looks through faster than another one starts.
+        /// Bytes that one thread scans faster than another one starts.
         const ALONE_BYTES: u64 = 256 << 20;
         let (suspects, trusted) = {
             let mut book = self.book();
@@ -151,7 +151,8 @@ impl Task {
         Ok(pieces)
     }
 
-    /// Whether what the last [`Task::protect_stopped`] took to be protected was so. The task runs.
+    /// Tells whether what the last [`Task::protect_stopped`] took to be protected was so. The task
+    /// runs.
     ///
     /// The kernel says nothing when a task makes guard pages where others were (madvise(2),
     /// MADV_GUARD_INSTALL), and drops protection where it merges equal pages (MADV_MERGEABLE).

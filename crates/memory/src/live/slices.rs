@@ -3,7 +3,7 @@ use abi::Span;
 
 use super::blocks::BLOCK_BYTES;
 
-/// Where memory is cut for threads that work on it side by side.
+/// Boundaries of memory between threads that work side by side.
 pub const SLICE_BYTES: u64 = 32 << 20;
 const _: () = assert!(SLICE_BYTES.is_multiple_of(BLOCK_BYTES));
 

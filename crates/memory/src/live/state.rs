@@ -5,12 +5,12 @@ use std::time::Instant;
 /// The most memory that holds pages which were saved before a write and are not in the image yet.
 pub const SAVED_MAX_BYTES: usize = 64 << 20;
 
-/// What all tasks of a live dump have in common.
+/// State that all tasks of a live dump share.
 #[derive(Default)]
 pub struct SharedState {
-    /// Whether the instant was: writes wait until the block is copied.
+    /// True if the instant was: writes wait until the block is copied.
     pub saving: AtomicBool,
-    /// Whether the thread is to end.
+    /// True if the thread is to end.
     pub over: AtomicBool,
     /// How much memory holds saved pages, in bytes.
     pub saved_bytes: AtomicUsize,

@@ -59,22 +59,22 @@ pub struct Fault {
     pub since: Instant,
 }
 
-/// What is known of a task's memory.
+/// Tracking state of a task's memory.
 #[derive(Debug, Default)]
 pub struct TrackingState {
     pub blocks: Blocks,
     pub registered: Spans,
     /// Areas that may share pages.
     pub shared: Vec<Span>,
-    /// Where pages may have vanished without a trace, until the next instant.
+    /// Ranges whose pages may have vanished without a trace, until the next instant.
     pub suspects: Vec<Span>,
-    /// Where all pages are there and were protected by a pass, until that is lifted.
+    /// Ranges whose pages are all present and were protected by a pass, until that is lifted.
     pub known: Spans,
-    /// Where protection was lifted since, for somebody to write.
+    /// Pages whose protection was lifted since, for a writer.
     pub lifted: UnprotectedPages,
-    /// What was known at the instant, and not looked at.
+    /// Pages known at the instant without a scan.
     pub trusted: Spans,
-    /// Whether there were pages without protection that should have had it.
+    /// True if there were pages without protection that should have had it.
     pub surprised: bool,
     /// Faults whose block is to be copied first.
     pub waiting: Vec<Fault>,
@@ -176,8 +176,8 @@ impl Task {
         })
     }
 
-    /// Whether the memory that the userfaultfd is of is no more: its task has ended or runs another
-    /// program.
+    /// Tells whether the memory that the userfaultfd is of is no more: its task has ended or runs
+    /// another program.
     fn is_gone(&self, area: Span) -> bool {
         let page = Span::new(area.start, abi::PAGE_BYTES);
         let lifted = self.uffd.write_protect(page, false);
@@ -248,7 +248,7 @@ impl Task {
                 return;
             }
             for (number, block) in some {
-                self.describe_block(writer, (number, block), stored, pages);
+                self.describe_block(writer, number, block, stored, pages);
                 next = number + 1;
             }
         }
@@ -257,7 +257,8 @@ impl Task {
     fn describe_block(
         &self,
         writer: &Writer,
-        (number, block): (u64, &Block),
+        number: u64,
+        block: &Block,
         stored: &mut Vec<Run>,
         pages: &mut Pages,
     ) {

@@ -46,7 +46,7 @@ impl UnprotectedPages {
         taken
     }
 
-    /// Whether all of `span` was lifted.
+    /// Tells whether all of `span` was lifted.
     pub fn has(&self, span: Span) -> bool {
         let last = block_of(Addr(span.end.0.saturating_sub(1)));
         (block_of(span.start)..=last).all(|number| {

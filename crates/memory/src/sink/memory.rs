@@ -15,7 +15,7 @@ use sys::vm;
 
 use crate::{Error, Result};
 
-/// What a huge page holds.
+/// Bytes of a huge page.
 const BLOCK_BYTES: u64 = 2 << 20;
 /// Longer than this for a huge page, and the kernel is moving other pages out of the way.
 const SLOW: Duration = Duration::from_millis(1);
@@ -130,7 +130,7 @@ impl Sink for Memory {
     }
 }
 
-/// Whether /proc/PID/mem may write what `process_vm_writev` did not.
+/// Tells whether /proc/PID/mem may write what `process_vm_writev` did not.
 fn needs_force(error: &io::Error) -> bool {
     let may = [Errno::FAULT, Errno::NOSYS].map(Errno::raw_os_error);
     error

@@ -54,7 +54,8 @@ impl MissingPages {
         span.contains(addr).then_some(piece)
     }
 
-    /// What is to come from `addr` on: the rest of the piece that holds it, or the next one.
+    /// Returns the missing pages from `addr` on: the rest of the piece that holds it, or the next
+    /// one.
     pub fn from(&self, addr: Addr) -> Option<Piece> {
         if let Some(piece) = self.find(addr) {
             let span = Span {
@@ -111,7 +112,7 @@ impl MissingPages {
         taken
     }
 
-    /// What is to come at `from` comes to the same place from `to` on instead.
+    /// Moves the missing pages at `from` to `to`.
     pub fn shift(&mut self, from: Span, to: Addr) {
         let taken = self.take(from);
         self.take(Span::new(to, from.bytes()));
@@ -122,7 +123,7 @@ impl MissingPages {
         }
     }
 
-    /// Whether nothing is to come.
+    /// Tells whether nothing is to come.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -40,9 +40,9 @@ pub struct Process {
     pub uffd: Uffd,
     /// Its pid.
     pub pid: i32,
-    /// Whose it is, for the caller: what fails together.
+    /// Its owner, for the caller: spaces of one owner fail together.
     pub owner: u64,
-    /// Whose pages come: each to the address that is its number.
+    /// Space of the pages: each is filled at the address that is its number.
     pub space: SpaceId,
     /// Where.
     pub mappings: Vec<Span>,
@@ -53,7 +53,7 @@ pub struct Process {
 /// Hears the number and the owner of a userfaultfd that is served.
 pub type UffdObserver = dyn Fn(u64, u64, &Uffd) + Send + Sync;
 
-/// What the caller hears of at once, from any thread.
+/// Callbacks, from any thread.
 pub struct Hooks {
     /// A userfaultfd that is served from now on. Where it is closed before all has come, its
     /// process reads zeros; so somebody else may have to hold it as well.
@@ -68,7 +68,7 @@ impl fmt::Debug for Hooks {
     }
 }
 
-/// What a server has to tell.
+/// Events of a server.
 #[derive(Debug)]
 pub enum ServerEvent {
     /// This one of the descriptors that it was to watch is ready.
@@ -94,9 +94,9 @@ pub struct Server {
     news: Mutex<VecDeque<ServerEvent>>,
     /// Written to where there are news, or more or fewer processes.
     bell: (OwnedFd, OwnedFd),
-    /// Whether faults are being answered: what nobody has asked for waits meanwhile.
+    /// True if faults are being answered: what nobody has asked for waits meanwhile.
     busy: AtomicBool,
-    /// Whether there is something to bring in, and the end of all.
+    /// True if there is something to bring in, and the end of all.
     work: (Mutex<Work>, Condvar),
 }
 
@@ -159,7 +159,7 @@ impl Server {
         Ok(bytes)
     }
 
-    /// What is to come to a new process.
+    /// Returns the missing pages of a new process.
     fn owed(&self, process: &Process) -> MissingPages {
         let mut owed = MissingPages::default();
         let mut mappings = process.mappings.clone();
@@ -330,7 +330,7 @@ impl Server {
         lock(&self.failed).extend(failed);
     }
 
-    /// Whether all processes of an owner that failed have ended.
+    /// Tells whether all processes of an owner that failed have ended.
     #[must_use]
     pub fn is_gone(&self, owner: u64) -> bool {
         let failed = lock(&self.failed);

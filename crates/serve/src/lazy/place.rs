@@ -13,9 +13,9 @@ use crate::events::WaitingThread;
 use crate::metrics::Fault;
 use crate::session::lock;
 
-/// What is brought in together at the most, where nobody has asked for it.
+/// Most bytes of one fetch, where no thread waits for them.
 const MOST_BYTES: u64 = 512 << 10;
-/// What is brought in around a page that is wanted: a chunk of the image.
+/// Pages fetched with a page that is wanted: a chunk of the image.
 const AROUND_PAGES: u64 = 16;
 /// How long who brings in what nobody has asked for waits while faults are being answered.
 pub(super) const GIVE_WAY: Duration = Duration::from_micros(50);

@@ -17,29 +17,29 @@ use crate::{Error, Result};
 pub(super) struct AddressSpace {
     /// Its number with the server.
     pub number: u64,
-    /// Whose it is, for the caller.
+    /// Its owner, for the caller.
     pub owner: u64,
     /// Its process, or the one that forked it.
     pub pid: i32,
-    /// Where its events come from.
+    /// Source of its events.
     pub uffd: Uffd,
-    /// Whose pages come.
+    /// Space of the pages.
     pub space: SpaceId,
     /// Held by those who bring pages in, and alone by who reads events.
     pub order: RwLock<()>,
-    /// What is to come.
+    /// Pages that are missing.
     pub owed: Mutex<MissingPages>,
     /// Threads that wait, and could not be answered yet.
     pub waiting: Mutex<Vec<WaitingThread>>,
     /// Addresses around which pages come first.
     pub first: Mutex<Vec<Addr>>,
-    /// What is being brought in without being asked for.
+    /// Prefetches under way.
     pub coming: Mutex<Vec<Span>>,
     /// How far those are.
     pub reached: AtomicU64,
 }
 
-/// What became of pages that were to be brought in.
+/// Outcome of filling pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
     /// They are there, or do not have to come any more.
@@ -99,7 +99,7 @@ impl AddressSpace {
         Ok(Placement::Done)
     }
 
-    /// Whether somebody is about to bring that page in.
+    /// Tells whether somebody is about to bring that page in.
     pub fn is_coming(&self, addr: Addr) -> bool {
         lock(&self.coming).iter().any(|span| span.contains(addr))
     }
@@ -136,7 +136,7 @@ impl AddressSpace {
         woken.map_err(|error| Error::call("wake who waits for", span, self.pid, error))
     }
 
-    /// Whether everything has come.
+    /// Tells whether everything has come.
     pub fn is_whole(&self) -> bool {
         lock(&self.owed).is_empty()
     }

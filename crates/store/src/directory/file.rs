@@ -11,7 +11,7 @@ use rustix::io::{Errno, retry_on_intr};
 use super::{Location, THE_DIRECTORY, temporary};
 use crate::{Error, NewObject, Object, Result};
 
-/// What fstatfs(2) calls a tmpfs.
+/// Type of a tmpfs in fstatfs(2).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// A file under construction.
@@ -21,7 +21,7 @@ pub(super) struct NewFile {
     /// The name that must go when this is dropped.
     pub temporary: Option<String>,
     pub reserved: AtomicBool,
-    /// Where the last written byte ends.
+    /// End of the last written byte.
     pub written_bytes: AtomicU64,
     pub directory: Arc<Location>,
 }

@@ -217,7 +217,7 @@ pub fn set_file_id(which: FileId, id: u32) -> Result<()> {
     }
 }
 
-/// Whether the thread may use the cpuid instruction: `ARCH_GET_CPUID`, arch_prctl(2).
+/// Tells whether the thread may use the cpuid instruction: `ARCH_GET_CPUID`, arch_prctl(2).
 ///
 /// # Errors
 /// As arch_prctl(2).

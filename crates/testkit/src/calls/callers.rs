@@ -161,7 +161,7 @@ impl Callers {
         self.call(caller, libc::SYS_munmap, args).map(drop)
     }
 
-    /// Whether one has anything mapped at an address.
+    /// Tells whether one has anything mapped at an address.
     ///
     /// # Errors
     /// As mincore(2).

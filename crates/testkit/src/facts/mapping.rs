@@ -36,7 +36,7 @@ impl Mapping {
         self.name.ends_with(" (deleted)")
     }
 
-    /// Whether a page that is not present holds zeros.
+    /// Tells whether a page that is not present holds zeros.
     fn is_zero_where_absent(&self) -> bool {
         self.is_anonymous() && self.name != "[vdso]"
     }
@@ -49,7 +49,7 @@ impl Mapping {
             || self.flags.split(' ').any(device)
     }
 
-    /// Whether `next` goes on where this one ends, as if they had been mapped in one call.
+    /// Tells whether `next` goes on where this one ends, as if they had been mapped in one call.
     fn continues_in(&self, next: &Mapping) -> bool {
         let offset_goes_on =
             self.is_anonymous() || self.offset + (self.end - self.start) == next.offset;

@@ -111,7 +111,7 @@ fn without_clocks_of_threads(list: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether it is stopped or dead; running and sleeping alternate by themselves.
+/// Tells whether it is stopped or dead; running and sleeping alternate by themselves.
 fn state_class(pid: u32) -> &'static str {
     match tree::state(pid) {
         Some('Z') => "zombie",

@@ -208,7 +208,7 @@ impl Linux {
         self.qemu.id()
     }
 
-    /// Whether QEMU has ended by itself.
+    /// Tells whether QEMU has ended by itself.
     ///
     /// # Panics
     /// When that cannot be told.

@@ -26,12 +26,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often its loops are run through in a second, at the least.
 const STEPS_A_SECOND: u64 = 5;
 
-/// Whether there is something to be done.
+/// Tells whether there is something to be done.
 pub fn is_planned() -> bool {
     Path::new(PLAN).exists()
 }
 
-/// Whether this is no machine, but the host: the image goes into a file.
+/// Tells whether this is no machine, but the host: the image goes into a file.
 pub fn is_here() -> bool {
     fs::read_to_string(PLAN).is_ok_and(|plan| plan.ends_with(" /out"))
 }

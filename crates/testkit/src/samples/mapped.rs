@@ -208,7 +208,7 @@ impl MappingView {
         }
     }
 
-    /// Whether only history keeps the next one apart from it.
+    /// Tells whether only history keeps the next one apart from it.
     fn goes_on_in(&self, next: &Self) -> bool {
         self.range.1 == next.range.0
             && self.protection == next.protection

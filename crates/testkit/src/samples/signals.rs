@@ -52,9 +52,9 @@ fn all_actions() -> Vec<u64> {
     signals.flat_map(with_flags).collect()
 }
 
-/// Whether a task may be told that it, or a child, was stopped and continued, or keep it pending,
-/// where state `what` has its value number `first`, or the next one where that is in force: an
-/// action of `SIGCHLD` or `SIGCONT`, and a mask with that.
+/// Tells whether a task may be told that it, or a child, was stopped and continued, or keep it
+/// pending, where state `what` has its value number `first`, or the next one where that is in
+/// force: an action of `SIGCHLD` or `SIGCONT`, and a mask with that.
 #[must_use]
 pub fn may_tell_of_stops(what: &str, first: usize) -> bool {
     const CHILD: u64 = 17;

@@ -145,8 +145,8 @@ fn timers() -> io::Result<String> {
     Ok(format!("{:?} {}", told?, lines.join(" ")))
 }
 
-/// Whether a line of the list names a thread's clock of processor time: by 0 where the thread has
-/// made the timer itself, and by the thread's number after a restore.
+/// Tells whether a line of the list names a thread's clock of processor time: by 0 where the thread
+/// has made the timer itself, and by the thread's number after a restore.
 fn is_clock_of_thread(line: &str) -> bool {
     const OF_THREAD: i32 = 4;
     let number = line

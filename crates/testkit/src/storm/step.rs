@@ -110,9 +110,9 @@ pub enum Action {
         segment: u8,
         /// How long it is.
         pages: u16,
-        /// Whether it goes with the last one that has it.
+        /// True if it goes with the last one that has it.
         doomed: bool,
-        /// Whether its pages are huge ones.
+        /// True if its pages are huge ones.
         #[serde(default, skip_serializing_if = "is_false")]
         huge: bool,
     },
@@ -195,7 +195,7 @@ pub enum Action {
         protection: u8,
         /// What.
         what: MappingKind,
-        /// Whether the memory is not counted (`MAP_NORESERVE`).
+        /// True if the memory is not counted (`MAP_NORESERVE`).
         noreserve: bool,
     },
     /// Unmaps what is there.
@@ -218,7 +218,7 @@ pub enum Action {
     Lock {
         /// Where.
         span: Span,
-        /// Whether only pages that are there (`MLOCK_ONFAULT`).
+        /// True if only pages that are there (`MLOCK_ONFAULT`).
         on_fault: bool,
     },
     /// Writes to pages that can be written.
@@ -288,7 +288,7 @@ pub enum Action {
     Filter {
         /// Which of those calls.
         call: u8,
-        /// Whether all threads get it.
+        /// True if all threads get it.
         all: bool,
     },
     /// Has another number for the same description.
@@ -391,7 +391,7 @@ pub enum Action {
         signal: u8,
         /// With what.
         value: u64,
-        /// Whether to the thread alone.
+        /// True if it goes to the thread alone.
         thread: bool,
     },
 }
@@ -486,7 +486,7 @@ pub enum MappingKind {
         object: u8,
         /// The object's first page that is mapped.
         first: u32,
-        /// Whether writing changes the object.
+        /// True if writing changes the object.
         shared: bool,
     },
 }

@@ -201,8 +201,8 @@ fn installs_filter(step: &Step) -> bool {
     matches!(step.action, Action::Filter { .. })
 }
 
-/// Whether a step makes a TCP connection. Of one whose other end is closed, the kernel tells that
-/// end about the tree that was dumped live and killed then: nothing holds that back.
+/// Tells whether a step makes a TCP connection. Of one whose other end is closed, the kernel tells
+/// that end about the tree that was dumped live and killed then: nothing holds that back.
 fn connects_over_tcp(step: &Step) -> bool {
     let tcp = FileKind::Tcp;
     matches!(step.action, Action::Open { kind, .. } if kind == tcp)
@@ -217,7 +217,7 @@ struct Trial<'a> {
     kills: usize,
     stalls: usize,
     chance: Chance,
-    /// Whether a thread waits in a call that a stop ends.
+    /// True if a thread waits in a call that a stop ends.
     looks_disturb: bool,
 }
 

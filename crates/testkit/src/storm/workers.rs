@@ -36,7 +36,7 @@ impl Worker {
         format!("{}/{}", self.number, self.of)
     }
 
-    /// Whether the `index`-th of all is its.
+    /// Tells whether the `index`-th of all is its.
     pub fn has(self, index: u64) -> bool {
         index % self.of == self.number
     }

@@ -26,7 +26,7 @@ struct Region {
     numbers: Vec<u64>,
     last: u64,
     chance: u64,
-    /// Whether it moves elsewhere; otherwise parts of it lose their protection. No memory does
+    /// True if it moves elsewhere; otherwise parts of it lose their protection. No memory does
     /// both, and none of a task that forks moves: what a dump finds in pieces, or brings back in
     /// pieces, stays so, and mremap(2) moves no pieces that are tracked.
     moves: bool,

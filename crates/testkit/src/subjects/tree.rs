@@ -94,7 +94,7 @@ fn own_page(task: usize) -> usize {
     task % COPIED_PAGES
 }
 
-/// Whether the pages that `task` has not written are still the root's.
+/// Tells whether the pages that `task` has not written are still the root's.
 fn copy_is_right(state: &State, task: usize) -> bool {
     (0..COPIED_PAGES).all(|page| {
         let written = task != 0 && page == own_page(task);

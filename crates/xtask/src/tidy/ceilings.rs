@@ -54,21 +54,13 @@ const NAMES: &[(&str, usize)] = &[
 ];
 /// Functions that take a tuple, by crate; other crates have none.
 const TUPLES: &[(&str, usize)] = &[
-    ("bench", 3),
-    ("cli", 2),
     ("freeze", 3),
-    ("image", 2),
-    ("memory", 3),
-    ("pages", 7),
     ("process", 48),
-    ("programs", 1),
     ("resources", 39),
-    ("serve", 6),
     ("sys", 5),
     ("testkit", 17),
     ("tracee", 3),
-    ("vm", 23),
-    ("volume", 3),
+    ("vm", 3),
 ];
 
 /// Checks the `files`, given with their text; `kinds` are the names of the resources' modules.

@@ -54,7 +54,7 @@ pub fn kinds(root: &Path) -> Result<Vec<String>> {
     Ok(kinds)
 }
 
-/// Whether a file implements what is listed.
+/// Tells whether a file implements what is listed.
 pub fn is_kind(text: &str) -> bool {
     let masked = mask(text);
     let implements = |before: &str| {

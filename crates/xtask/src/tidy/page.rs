@@ -17,7 +17,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Whether the tree has the page.
+    /// Tells whether the tree has the page.
     pub fn exists(&self, root: &Path) -> bool {
         root.join(self.path).exists()
     }

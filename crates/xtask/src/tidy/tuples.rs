@@ -86,7 +86,9 @@ fn is_tuple(parameter: &str) -> bool {
         Some(lifetime) => lifetime.split_once(' ').map_or("", |(_, kind)| kind),
         None => kind,
     };
-    kind.trim_start_matches("mut ").starts_with('(') && !kind.starts_with("()")
+    let kind = kind.trim_start_matches("mut ");
+    // A trait object has parentheses as well, and nothing but itself between them.
+    kind.starts_with('(') && parameters(kind).len() > 1
 }
 
 #[cfg(test)]
@@ -99,7 +101,7 @@ mod tests {
                     fn e<F: Fn((u8, u8)) -> u8>(f: F) {}\n\
                     fn g(h: &'a mut (u8, u8)) {}\n\
                     fn i(j: Option<(u8, u8)>, k: impl Fn(u8) -> u8) {}\n\
-                    fn l(&self, m: ()) -> (u8, u8) {}\nfn n(\n    o: u8,\n    p: (u8, u8),\n) {}\n\
+                    fn l(&self, m: (), n: &(dyn Fn(u8, u8) + Sync)) -> (u8, u8) {}\nfn n(\n    o: u8,\n    p: (u8, u8),\n) {}\n\
                     #[cfg(test)]\nmod tests { fn q(r: (u8, u8)) {} }\n";
         let files = [(PathBuf::from("crates/vm/src/a.rs"), text.to_owned())];
         let lines: Vec<_> = takers("vm", &files).iter().map(|one| one.line).collect();

@@ -279,7 +279,7 @@ impl Generator {
         }
     }
 
-    /// Whether the mailbox `inner` is `outer`, or lies in it or in one that does.
+    /// Tells whether the mailbox `inner` is `outer`, or lies in it or in one that does.
     fn is_in(&self, inner: u16, outer: u16) -> bool {
         let mut lying = self.mail.get(&outer).into_iter().flatten();
         inner == outer || lying.any(|end| self.is_in(inner, end.origin))

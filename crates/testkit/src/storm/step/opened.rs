@@ -132,7 +132,7 @@ impl FileKind {
         Self::NAMESPACES[usize::from(slot) % Self::NAMESPACES.len()]
     }
 
-    /// Whether it has two ends.
+    /// Tells whether it has two ends.
     pub fn has_two_ends(self) -> bool {
         use FileKind::*;
         let two = [
@@ -141,8 +141,8 @@ impl FileKind {
         two.contains(&self)
     }
 
-    /// Whether its inode is that of all descriptors without one of their own, or of a namespace:
-    /// who locks that is in the way of everybody on the machine.
+    /// Tells whether its inode is that of all descriptors without one of their own, or of a
+    /// namespace: who locks that is in the way of everybody on the machine.
     pub fn shares_inode(self) -> bool {
         use FileKind::*;
         let shared = [
@@ -151,13 +151,13 @@ impl FileKind {
         shared.contains(&self)
     }
 
-    /// Whether it is a socket.
+    /// Tells whether it is a socket.
     pub fn is_socket(self) -> bool {
         (Self::Streams..=Self::Udp).contains(&self)
             || [Self::UdpLite, Self::Frames, Self::Netlink, Self::Socket].contains(&self)
     }
 
-    /// Whether what is written is read in the same pieces.
+    /// Tells whether what is written is read in the same pieces.
     pub fn keeps_messages(self) -> bool {
         use FileKind::*;
         let keep = [

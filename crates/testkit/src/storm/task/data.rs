@@ -196,8 +196,8 @@ fn message(at: u16, number: u64, bytes: usize) -> Vec<u8> {
 
 /// Tells whether a TCP connection is over in both directions. The other end broke it, or both ends
 /// were shut down: the kernel does not tell these apart, so what is lost then is not found here.
-fn is_over(held: &Held) -> Result<bool, Failure> {
-    if held.ends.kind != Opened::Tcp {
+fn is_over(held: &OpenDescriptor) -> Result<bool, Failure> {
+    if held.ends.kind != FileKind::Tcp {
         return Ok(false);
     }
     let info = socket::option(&held.file, libc::SOL_TCP, libc::TCP_INFO, 1)?;

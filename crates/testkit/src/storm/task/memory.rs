@@ -364,7 +364,7 @@ impl Task {
     }
 }
 
-/// Whether the task may have no memory that it could run (`PR_SET_MDWE`).
+/// Tells whether the task may have no memory that it could run (`PR_SET_MDWE`).
 fn is_denied(protection: u8) -> bool {
     const EXECUTE: u8 = 4;
     protection & EXECUTE != 0 && attribute(Attribute::Mdwe).is_ok_and(|bits| bits != 0)
@@ -378,7 +378,7 @@ fn fits(span: Span) -> bool {
             .is_some_and(|end| end <= ARENA_PAGES)
 }
 
-/// Whether advice about one page works for the other, too.
+/// Tells whether advice about one page works for the other, too.
 fn alike(a: &Page, b: &Page) -> bool {
     let kind = |page: &Page| (std::mem::discriminant(&page.shows), page.is_locked);
     kind(a) == kind(b)
@@ -411,7 +411,7 @@ fn in_arena(line: &str) -> Option<(Span, u8)> {
     Some((Span { at, pages }, protection))
 }
 
-/// Whether advice changes what is expected.
+/// Tells whether advice changes what is expected.
 fn matters(advice: Advice) -> bool {
     use Advice::*;
     let matter = [

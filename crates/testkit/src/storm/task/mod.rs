@@ -47,7 +47,7 @@ struct Task {
     held: BTreeMap<u16, descriptors::OpenDescriptor>,
     waits: Vec<threads::WaitingThread>,
     helpers: BTreeMap<u8, side_thread::Helper>,
-    /// Whether a filter ends it for calls of [`told::OF_DUMPS`].
+    /// True if a filter ends it for calls of [`told::OF_DUMPS`].
     is_filtered: bool,
     numbered: numbered::IpcObjects,
     programs: Vec<program_32::Program32>,

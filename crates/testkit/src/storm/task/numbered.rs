@@ -36,9 +36,9 @@ pub(super) struct IpcObjects {
     contexts: BTreeMap<u8, Requests>,
     /// Which of the ledger's undo lists it has.
     pub undo: Option<u8>,
-    /// Whether it has an I/O context to share.
+    /// True if it has an I/O context to share.
     has_io_context: bool,
-    /// Whether it was made by clone(2), of which the C library knows nothing.
+    /// True if it was made by clone(2), of which the C library knows nothing.
     pub is_cloned: bool,
 }
 
@@ -105,7 +105,7 @@ impl IpcObjects {
         Ok(())
     }
 
-    /// Whether a child would have what no child can.
+    /// Tells whether a child would have what no child can.
     pub(super) fn forbids_forks(&self) -> bool {
         !self.contexts.is_empty()
     }

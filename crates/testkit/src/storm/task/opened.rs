@@ -210,7 +210,7 @@ pub(super) fn counter(slot: u16) -> Result<OwnedFd, Failure> {
     Ok(event)
 }
 
-/// Whether an event counts: for how long it has is told besides what.
+/// Tells whether an event counts: for how long it has is told besides what.
 fn is_counting(event: BorrowedFd<'_>) -> Option<bool> {
     // Who reads of one that is no event may wait.
     let link = fs::read_link(format!("/proc/self/fd/{}", event.as_raw_fd())).ok()?;

@@ -58,7 +58,7 @@ impl Task {
         }
     }
 
-    /// Whether it has other threads than its first one.
+    /// Tells whether it has other threads than its first one.
     pub(super) fn has_threads(&self) -> bool {
         !self.waits.is_empty() || !self.helpers.is_empty()
     }

@@ -228,8 +228,8 @@ fn whose(file: BorrowedFd<'_>) -> String {
     format!("{} {}", path.display(), pid.unwrap_or_default())
 }
 
-/// Whether the epoll may watch a signalfd, by itself or through another: whatever this task does
-/// not have under the number that the epoll has could be one.
+/// Tells whether the epoll may watch a signalfd, by itself or through another: whatever this task
+/// does not have under the number that the epoll has could be one.
 fn may_watch_signals(epoll: BorrowedFd<'_>) -> bool {
     let info = format!("/proc/thread-self/fdinfo/{}", epoll.as_raw_fd());
     let info = std::fs::read_to_string(info).unwrap_or_default();

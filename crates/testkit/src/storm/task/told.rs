@@ -11,7 +11,7 @@ pub(super) fn line(whose: &str, sample: &Sample) -> Option<String> {
     Some(format!("{whose} {}: {}", sample.name, told.escape_debug()))
 }
 
-/// Whether a filter lets a task live that reads it.
+/// Tells whether a filter lets a task live that reads it.
 pub(super) fn may_read(sample: &Sample, is_filtered: bool) -> bool {
     !is_filtered || sample.call.is_none_or(|call| !OF_DUMPS.contains(&call))
 }

@@ -136,7 +136,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Whether all of `tasks` are there, and not none of them.
+    /// Tells whether all of `tasks` are there, and not none of them.
     fn is_whole(&self, tasks: &[u32], after: &str) -> Result<bool, String> {
         let whole = try_wait_for(SOON, || {
             tasks.iter().for_each(|&pid| tree::reap(pid));
@@ -159,9 +159,9 @@ impl Trial<'_> {
         })
     }
 
-    /// Whether a task of the tree is there and nothing that was done until now ends it: a zombie,
-    /// or one that sleeps with all of its threads. Who has been killed is awake until its end. A
-    /// process that acts for it during a restore has its pid, but another program.
+    /// Tells whether a task of the tree is there and nothing that was done until now ends it: a
+    /// zombie, or one that sleeps with all of its threads. Who has been killed is awake until its
+    /// end. A process that acts for it during a restore has its pid, but another program.
     fn stays(&self, pid: u32) -> bool {
         let is_root = pid == self.subject.pid();
         match tree::state(pid) {
@@ -210,7 +210,7 @@ fn is_tracker(pid: u32) -> bool {
     name.is_ok_and(|name| name.trim_end() == TRACKER)
 }
 
-/// Whether a task is neither traced nor stopped.
+/// Tells whether a task is neither traced nor stopped.
 fn is_calm(pid: u32) -> bool {
     let status = std::fs::read(format!("/proc/{pid}/status"));
     status.map_or(true, |status| {

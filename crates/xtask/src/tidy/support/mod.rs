@@ -78,7 +78,7 @@ pub fn fix(root: &Path) -> Result<()> {
     PAGE.fix(root, &render(rows))
 }
 
-/// Whether a file may refuse something; what only tests use does not.
+/// Tells whether a file may refuse something; what only tests use does not.
 fn refuses(path: &Path) -> bool {
     CRATES.iter().any(|folder| path.starts_with(folder)) && !path.ends_with("testing.rs")
 }
@@ -118,7 +118,7 @@ fn check_words(files: &[&(PathBuf, String)], rows: &[Row]) -> Vec<Violation> {
     broken
 }
 
-/// Whether a row names an option among its refusals.
+/// Tells whether a row names an option among its refusals.
 fn names(row: &Row, option: &str) -> bool {
     let name = format!("`{option}`");
     row.refusals().iter().any(|text| text.contains(&name))

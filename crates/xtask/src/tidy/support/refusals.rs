@@ -236,8 +236,8 @@ fn words(literal: &str) -> String {
     words.trim_end_matches(',').to_owned()
 }
 
-/// Whether a literal says something, and is not only to put others together. One word alone does
-/// where it stands in the call itself: elsewhere it may be what something is compared with.
+/// Tells whether a literal says something, and is not only to put others together. One word alone
+/// does where it stands in the call itself: elsewhere it may be what something is compared with.
 fn is_told(words: &str, depth: usize) -> bool {
     let letters = |word: &str| word.chars().filter(|one| one.is_alphabetic()).count();
     let alone = words.split(' ').filter(|word| letters(word) > 0).count() < 2;

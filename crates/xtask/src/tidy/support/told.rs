@@ -24,7 +24,7 @@ pub struct Row {
     pub at_restore: String,
     /// What the peer does.
     pub peer: String,
-    /// Whether an item stands there once more.
+    /// True if an item stands there once more.
     is_double: bool,
 }
 
