@@ -10,7 +10,7 @@ use abi::{PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
 use sys::process::Process;
 
-use crate::scan::{Area, each_entry};
+use crate::scan::{Area, each_entry, look_at};
 use crate::track::TrackResult;
 use crate::{Error, Result};
 
@@ -32,22 +32,15 @@ pub fn are_there() -> io::Result<bool> {
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
 pub fn scan(process: &Process, areas: &[Area]) -> Result<Vec<TrackResult>> {
-    let Some(first) = areas.first() else {
-        return Ok(Vec::new());
-    };
-    let pid = process.pid();
-    let map =
-        Pagemap::open(process).map_err(|source| Error::scan(pid, first.span.start, source))?;
-    let scan = |area: &Area| {
+    let scan = |map: &Pagemap, area: &Area| {
         let mut found = TrackResult {
             is_tracked: true,
             ..TrackResult::default()
         };
-        let looked = each_entry(&map, area.span, |page, entry| add(&mut found, page, entry));
-        looked.map_err(|source| Error::scan(pid, area.span.start, source))?;
+        each_entry(map, area.span, |page, entry| add(&mut found, page, entry))?;
         Ok(found)
     };
-    areas.iter().map(scan).collect()
+    look_at(process, areas, |area| area.span, scan)
 }
 
 fn add(found: &mut TrackResult, page: Span, entry: Entry) {

@@ -184,6 +184,27 @@ fn list(map: &Pagemap, areas: &[Area], found: &mut [ScanResult]) -> io::Result<(
     Ok(())
 }
 
+/// Looks at each of `all`, whose addresses are those of `span`, in the page map of `process`.
+///
+/// # Errors
+/// [`Error::Scan`], [`Error::Gone`].
+pub(crate) fn look_at<A, T>(
+    process: &Process,
+    all: &[A],
+    span: impl Fn(&A) -> Span,
+    mut look: impl FnMut(&Pagemap, &A) -> io::Result<T>,
+) -> Result<Vec<T>> {
+    let Some(first) = all.first() else {
+        return Ok(Vec::new());
+    };
+    let pid = process.pid();
+    let map =
+        Pagemap::open(process).map_err(|source| Error::scan(pid, span(first).start, source))?;
+    let mut look =
+        |one: &A| look(&map, one).map_err(|source| Error::scan(pid, span(one).start, source));
+    all.iter().map(&mut look).collect()
+}
+
 /// Calls `look` with every page of `span` and its entry.
 pub(crate) fn each_entry(
     map: &Pagemap,

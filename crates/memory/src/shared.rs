@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use pages::{Buffer, Extent, Source};
-use sys::pagemap::{Entry, Pagemap};
+use sys::pagemap::Entry;
 use sys::process::Process;
 
-use crate::scan::{ENTRIES, each_entry};
+use crate::scan::{ENTRIES, each_entry, look_at};
 use crate::{Error, PageMaps, Result, TaskMemory};
 use abi::spans::Spans;
 
@@ -157,20 +157,17 @@ fn stretches(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
 /// [`Error::Scan`], [`Error::Gone`].
 pub fn exclusive(process: &Process, spans: &[Span]) -> Result<[Spans; 2]> {
     let mut kinds = [Spans::new(), Spans::new()];
-    let Some(first) = spans.first() else {
-        return Ok(kinds);
+    let mut look = |page: Span, entry: Entry| {
+        let shared = entry.is_present() && !entry.is_exclusive();
+        kinds[usize::from(shared)].push(page);
     };
-    let pid = process.pid();
-    let map = Pagemap::open(process).map_err(|source| Error::scan(pid, first.start, source))?;
-    for span in spans {
-        let look = |page: Span, entry: Entry| {
-            let shared = entry.is_present() && !entry.is_exclusive();
-            kinds[usize::from(shared)].push(page);
-        };
-        let looked = each_entry(&map, *span, look);
-        looked.map_err(|source| Error::scan(pid, span.start, source))?;
-    }
-    Ok(kinds)
+    let looked = look_at(
+        process,
+        spans,
+        |span| *span,
+        |map, span| each_entry(map, *span, &mut look),
+    );
+    looked.map(|_| kinds)
 }
 
 /// Tells whether two entries are of one page; none where the kernel hides that.

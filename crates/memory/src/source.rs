@@ -152,8 +152,9 @@ fn pieces(extents: &[Extent]) -> Vec<(Addr, usize)> {
     extents.iter().map(piece).collect()
 }
 
-/// Tells whether /proc/PID/mem may read what `process_vm_readv` did not.
-fn needs_force(error: &io::Error) -> bool {
+/// Tells whether /proc/PID/mem may read or write memory that `process_vm_readv` and
+/// `process_vm_writev` did not.
+pub(crate) fn needs_force(error: &io::Error) -> bool {
     let may = [Errno::FAULT, Errno::NOSYS].map(Errno::raw_os_error);
     error
         .raw_os_error()

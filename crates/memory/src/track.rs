@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 use sys::process::Process;
 
-use crate::scan::{Area, LARGE_BYTES, ScanResult, is, region_buffer, scan_together};
+use crate::scan::{Area, LARGE_BYTES, ScanResult, is, look_at, region_buffer, scan_together};
 use crate::{Error, Result};
 use abi::spans::{Spans, subtract};
 
@@ -51,17 +51,8 @@ pub struct TrackResult {
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
 pub fn tracked(process: &Process, areas: &[Area], reset: bool) -> Result<Vec<TrackResult>> {
-    let Some(first) = areas.first() else {
-        return Ok(Vec::new());
-    };
-    let pid = process.pid();
-    let map =
-        Pagemap::open(process).map_err(|source| Error::scan(pid, first.span.start, source))?;
-    let look = |area: &Area| {
-        let found = scan_area(&map, *area, reset);
-        found.map_err(|source| Error::scan(pid, area.span.start, source))
-    };
-    areas.iter().map(look).collect()
+    let look = |map: &Pagemap, area: &Area| scan_area(map, *area, reset);
+    look_at(process, areas, |area| area.span, look)
 }
 
 /// Tells which mappings of `process`, of which `spans` are parts, are tracked.
@@ -69,16 +60,12 @@ pub fn tracked(process: &Process, areas: &[Area], reset: bool) -> Result<Vec<Tra
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
 pub fn are_tracked(process: &Process, spans: &[Span]) -> Result<Vec<bool>> {
-    let Some(first) = spans.first() else {
-        return Ok(Vec::new());
-    };
-    let pid = process.pid();
-    let map = Pagemap::open(process).map_err(|source| Error::scan(pid, first.start, source))?;
-    let look = |span: &Span| {
-        let tracked = is_tracked(&map, *span);
-        tracked.map_err(|source| Error::scan(pid, span.start, source))
-    };
-    spans.iter().map(look).collect()
+    look_at(
+        process,
+        spans,
+        |span| *span,
+        |map, span| is_tracked(map, *span),
+    )
 }
 
 /// Finds the pages of `spans` that are marked as protected, whether they are tracked or not.
@@ -92,18 +79,11 @@ pub fn are_tracked(process: &Process, spans: &[Span]) -> Result<Vec<bool>> {
 /// # Errors
 /// [`Error::Scan`], [`Error::Gone`].
 pub fn marked(process: &Process, spans: &[Span]) -> Result<Vec<Span>> {
-    let Some(first) = spans.first() else {
-        return Ok(Vec::new());
+    let look = |map: &Pagemap, span: &Span| {
+        protected(map, *span, &candidates(map, *span, Action::empty())?)
     };
-    let pid = process.pid();
-    let map = Pagemap::open(process).map_err(|source| Error::scan(pid, first.start, source))?;
-    let mut marked = Vec::new();
-    for span in spans {
-        let found = candidates(&map, *span, Action::empty());
-        let found = found.and_then(|found| protected(&map, *span, &found));
-        marked.extend(found.map_err(|source| Error::scan(pid, span.start, source))?);
-    }
-    Ok(marked)
+    let marked = look_at(process, spans, |span| *span, look)?;
+    Ok(marked.into_iter().flatten().collect())
 }
 
 /// Protects the pages of `spans` that have contents: what is written to them from now on is found

@@ -38,6 +38,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use bucket::{Bucket, Contents, Version};
 pub use directory::{Directory, way};
@@ -225,6 +226,29 @@ pub trait NewObject: Send + Sync {
     /// Gives the object its name, in place of another of that name. With `durable`, the contents
     /// and the name are on stable storage when this returns.
     fn commit(self: Box<Self>, durable: bool) -> Result<()>;
+}
+
+/// Ends a claim of this process.
+struct ClaimGuard(Arc<AtomicBool>);
+
+impl Drop for ClaimGuard {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Refuses to read beyond the end of `object`.
+fn check_range(object: &dyn Object, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+    let end_bytes = offset_bytes.saturating_add(bytes.len() as u64);
+    let len_bytes = object.len_bytes();
+    match end_bytes <= len_bytes {
+        true => Ok(()),
+        false => Err(Error::Short {
+            name: object.name().into(),
+            end_bytes,
+            len_bytes,
+        }),
+    }
 }
 
 /// An opened object: constant bytes.

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{Claim, Error, NewObject, Object, Result, Store, check_name};
+use crate::{Claim, ClaimGuard, Error, NewObject, Object, Result, Store, check_name};
 
 type Objects = Arc<Mutex<BTreeMap<String, Arc<Vec<u8>>>>>;
 
@@ -39,15 +39,6 @@ impl Memory {
     }
 }
 
-/// Ends a claim.
-struct Release(Arc<AtomicBool>);
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 impl Store for Memory {
     fn claim(&self) -> Result<Claim> {
         if self.claimed.swap(true, Ordering::Acquire) {
@@ -55,7 +46,7 @@ impl Store for Memory {
                 store: PLACE.into(),
             });
         }
-        let guard = Release(Arc::clone(&self.claimed));
+        let guard = ClaimGuard(Arc::clone(&self.claimed));
         Ok(Claim {
             names: self.list()?,
             exclusive: true,

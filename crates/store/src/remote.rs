@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::retry::{Patience, retry};
 use crate::{
-    Bucket, Claim, Contents, Error, NewObject, Object, Result, Store, Version, check_name,
+    Bucket, Claim, ClaimGuard, Contents, Error, NewObject, Object, Result, Store, Version,
+    check_name, check_range,
 };
 
 /// A [`Bucket`] as a store; clones share it.
@@ -36,22 +37,13 @@ impl Remote {
     }
 }
 
-/// Ends a claim.
-struct Release(Arc<AtomicBool>);
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 impl Store for Remote {
     fn claim(&self) -> Result<Claim> {
         if self.claimed.swap(true, Ordering::Acquire) {
             let store = self.place();
             return Err(Error::Busy { store });
         }
-        let guard = Release(Arc::clone(&self.claimed));
+        let guard = ClaimGuard(Arc::clone(&self.claimed));
         Ok(Claim {
             names: self.list()?,
             exclusive: false,
@@ -188,14 +180,7 @@ impl Object for RemoteObject {
     }
 
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
-        let end_bytes = offset_bytes.saturating_add(bytes.len() as u64);
-        if end_bytes > self.version.len_bytes {
-            return Err(Error::Short {
-                name: self.name.clone(),
-                end_bytes,
-                len_bytes: self.version.len_bytes,
-            });
-        }
+        check_range(self, bytes, offset_bytes)?;
         if bytes.is_empty() {
             return Ok(());
         }

@@ -1,6 +1,5 @@
 //! The memory of a task, written from outside whatever is mapped there.
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
@@ -9,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use abi::{Addr, PAGE_BYTES, Span};
 use pages::Sink;
-use rustix::io::Errno;
 use sys::process::Process;
 use sys::vm;
 
+use crate::source::needs_force;
 use crate::{Error, Result};
 
 /// Bytes of a huge page.
@@ -128,14 +127,6 @@ impl Sink for Memory {
         }
         Ok(())
     }
-}
-
-/// Tells whether /proc/PID/mem may write what `process_vm_writev` did not.
-fn needs_force(error: &io::Error) -> bool {
-    let may = [Errno::FAULT, Errno::NOSYS].map(Errno::raw_os_error);
-    error
-        .raw_os_error()
-        .is_some_and(|errno| may.contains(&errno))
 }
 
 /// Takes the first `bytes` bytes off `pieces`.

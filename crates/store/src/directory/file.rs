@@ -9,7 +9,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
 use super::{Location, THE_DIRECTORY, temporary};
-use crate::{Error, NewObject, Object, Result};
+use crate::{Error, NewObject, Object, Result, check_range};
 
 /// Type of a tmpfs in fstatfs(2).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
@@ -193,14 +193,7 @@ impl Object for File {
     }
 
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
-        let end_bytes = offset_bytes.saturating_add(bytes.len() as u64);
-        if end_bytes > self.len_bytes {
-            return Err(Error::Short {
-                name: self.name.clone(),
-                end_bytes,
-                len_bytes: self.len_bytes,
-            });
-        }
+        check_range(self, bytes, offset_bytes)?;
         let failed = |errno| self.directory.failed("read", &self.name, errno);
         read_all(&self.fd, &self.name, bytes, offset_bytes, &failed)
     }
