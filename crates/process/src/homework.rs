@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use resources::fd::table::Link;
 use resources::fd::watched::Watched;
-use resources::fd::{bpf_map, io_uring, perf_event, userfaultfd};
 use resources::map::aio;
-use resources::{Allow, Error, kernel};
+use resources::{Allow, Error, fd, kernel};
 
 use crate::Result;
 
@@ -28,13 +27,7 @@ impl Homework {
     /// # Errors
     /// [`Error::Passing`] where this has to be prepared.
     pub fn check_links(&mut self, pid: i32, links: &[Link]) -> Result<()> {
-        const LOOKED_INTO: [&[u8]; 4] = [
-            io_uring::LINK,
-            userfaultfd::LINK,
-            perf_event::LINK,
-            bpf_map::LINK,
-        ];
-        for purpose in LOOKED_INTO {
+        for purpose in fd::links_looked_up() {
             if links.iter().any(|link| link.target == purpose) {
                 self.check(pid, purpose)?;
             }

@@ -1,6 +1,7 @@
 //! The restore of a process tree: built → loaded → running.
 
 mod aio;
+mod calls;
 mod ending;
 mod fill;
 mod job;
@@ -8,7 +9,6 @@ mod lazy_chunks;
 mod loaded;
 mod parent;
 mod registered;
-mod rings;
 mod running;
 mod stops;
 mod taken;
@@ -252,7 +252,7 @@ fn bring_back(
     running.stop_all()?;
     log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
-    running.start_rings(saved, &pool)?;
+    running.call(saved, &pool)?;
     running.give_registers(saved, image.processor.as_ref())?;
     announce(observer, Stage::PreResume, root_pid)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();

@@ -16,7 +16,6 @@ mod patience;
 mod policies;
 mod questions;
 mod registered;
-mod rings;
 mod segments;
 mod sharing;
 mod spaces;
@@ -26,6 +25,7 @@ mod tree;
 mod untold;
 mod vdso;
 mod watches;
+mod working;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -41,8 +41,7 @@ use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
 use resources::fd::tcp::newcomers::Held;
-use resources::fd::{locks, table, tags, userfaultfd};
-use resources::map::aio::TAG as AIO;
+use resources::fd::{locks, table, userfaultfd};
 use resources::map::vdso::Vdso;
 use resources::task::semaphores;
 
@@ -80,6 +79,8 @@ pub(crate) struct Inventory {
     pub foreign: Vec<Vdso>,
     /// Hard links that were made for the image.
     pub links: Vec<Link>,
+    /// Whether there is anything in the tree that works while it is stopped.
+    pub works: bool,
     /// Memory that is registered with userfaultfds of the tree, by process.
     pub registered: Vec<(i32, Vec<Span>)>,
     /// Called when the dump fails later.
@@ -110,12 +111,6 @@ impl Inventory {
 }
 
 impl Inventory {
-    /// Whether there are rings of io_uring(7) or of asynchronous I/O.
-    pub fn has_rings(&self) -> bool {
-        let mut records = self.records.iter();
-        records.any(|record| [tags::IO_URING, AIO].contains(&record.tag))
-    }
-
     /// How much is to be read of tasks and objects, at most.
     pub fn bytes(&self) -> u64 {
         let extents = self.memory.iter().flat_map(|memory| &memory.extents);
@@ -166,6 +161,7 @@ fn collect_all(
         vdsos,
         listed,
         contexts,
+        works,
     } = settled;
     let outside = describe_and_ask(frozen, (&mut found, listed), &mut how, obstacles)?;
     let mut tree = tree::of(&found, view.numbering().boot());
@@ -207,6 +203,7 @@ fn collect_all(
         kept,
         foreign,
         links: described.links,
+        works,
         registered,
         undo: described.undo,
         lock: described.lock,
@@ -223,6 +220,8 @@ struct Settled {
     listed: Listed,
     /// The contexts of asynchronous I/O, by task.
     contexts: Vec<Option<Record>>,
+    /// Whether there is anything that works while the tree is stopped.
+    works: bool,
 }
 
 /// Looks at a tree. What its requests did before they ended, some of them meanwhile, is seen in
@@ -243,13 +242,14 @@ fn settled(
     let contexts = found.iter().map(|found| aio::contexts(found, obstacles));
     let contexts = contexts.collect::<Result<Vec<_>>>()?;
     let mut listed = Listed::new(frozen, &mut found, allow, obstacles)?;
-    let has_rings = listed.has_rings();
-    if has_rings {
+    let has_working = listed.working().next().is_some();
+    if has_working {
         // For that, tasks make calls.
         obstacles.check()?;
-        rings::settle(frozen, &mut found, &listed)?;
+        working::settle(frozen, &mut found, &listed)?;
     }
-    if has_rings || has_contexts {
+    let works = has_working || has_contexts;
+    if works {
         (found, vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     }
@@ -259,6 +259,7 @@ fn settled(
         vdsos,
         listed,
         contexts,
+        works,
     })
 }
 
@@ -361,7 +362,7 @@ fn check_tree(found: &[Found], how: &mut How<'_>, obstacles: &mut Obstacles) -> 
     let tree = tree::of(found, &[]);
     obstacles.note(fitness::check_session(&tree, allow))?;
     obstacles.note(plan::sharing::plan(&tree))?;
-    rings::check_memory(found, obstacles)?;
+    working::check_memory(found, obstacles)?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));
     segments::check(listed, obstacles)
 }

@@ -1,8 +1,7 @@
-//! Contexts of asynchronous I/O: whether there is room for them, and when they are made.
+//! Contexts of asynchronous I/O: whether there is room for them.
 
 use resources::map::aio;
 
-use super::rings::Threads;
 use crate::records::Saved;
 use crate::{Error, Result};
 
@@ -32,17 +31,5 @@ pub(super) fn check(saved: &Saved<'_>) -> Result<()> {
             "the image needs {wanted} requests of asynchronous I/O, and this host allows {more} \
              more (fs.aio-max-nr)"
         ))),
-    }
-}
-
-impl Threads<'_> {
-    /// Makes the contexts of all tasks.
-    pub fn make_contexts(&mut self) -> Result<()> {
-        let saved = self.saved;
-        for task in &saved.tasks {
-            let mappings = &task.memory.mappings;
-            aio::make(&task.process(), &task.contexts, mappings, self)?;
-        }
-        Ok(())
     }
 }

@@ -6,9 +6,11 @@ use std::any::Any;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use abi::Span;
 use prost::Message as _;
 
 use super::{DescriptionId, DumpContext, Kind, Open, Opens, RestoreContext, SharedMemory, Stage};
+use crate::callers::Callers;
 use crate::script::Script;
 use crate::{Allow, Error, Result};
 
@@ -18,6 +20,16 @@ pub trait ErasedKind: Sync {
     fn tag(&self) -> u16;
     /// See [`Kind::NAME`].
     fn name(&self) -> &'static str;
+    /// See [`Kind::LINK`].
+    fn link(&self) -> Option<&'static [u8]>;
+    /// See [`Kind::LOOKED_UP`].
+    fn is_looked_up(&self) -> bool;
+    /// See [`Kind::WORKS`].
+    fn works(&self) -> bool;
+    /// See [`Kind::is_busy`].
+    fn is_busy(&self, open: &Open<'_>) -> bool;
+    /// See [`Kind::settle`].
+    fn settle(&self, fd: i32, script: &mut Script);
     /// See [`Kind::claims`].
     fn claims(&self, open: &Open<'_>) -> bool;
     /// See [`Kind::dump`].
@@ -44,6 +56,26 @@ impl<K: Kind> ErasedKind for K {
 
     fn name(&self) -> &'static str {
         K::NAME
+    }
+
+    fn link(&self) -> Option<&'static [u8]> {
+        K::LINK
+    }
+
+    fn is_looked_up(&self) -> bool {
+        K::LOOKED_UP
+    }
+
+    fn works(&self) -> bool {
+        K::WORKS
+    }
+
+    fn is_busy(&self, open: &Open<'_>) -> bool {
+        K::is_busy(open)
+    }
+
+    fn settle(&self, fd: i32, script: &mut Script) {
+        K::settle(fd, script);
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
@@ -114,6 +146,18 @@ pub trait Description: Any + Send + Sync {
     /// # Errors
     /// Those of [`Kind::act`].
     fn act(&self, stage: Stage, own: BorrowedFd<'_>, allow: &Allow) -> Result<()>;
+    /// See [`Kind::call`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::call`].
+    fn call(&self, at: (DescriptionId, BorrowedFd<'_>), callers: &mut dyn Callers) -> Result<()>;
+    /// See [`Kind::pins_memory`].
+    fn pins_memory(&self) -> bool;
+    /// See [`Kind::check_memory`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::check_memory`].
+    fn check_memory(&self, at: (i32, i32), written: &[Span]) -> Result<()>;
     /// See [`Kind::in_task`].
     fn in_task(&self, fd: i32, script: &mut Script);
     /// See [`Kind::task`].
@@ -195,6 +239,18 @@ impl<K: Kind> Description for Decoded<K> {
 
     fn act(&self, stage: Stage, own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
         K::act(&self.0, stage, own, allow)
+    }
+
+    fn call(&self, at: (DescriptionId, BorrowedFd<'_>), callers: &mut dyn Callers) -> Result<()> {
+        K::call(&self.0, at, callers)
+    }
+
+    fn pins_memory(&self) -> bool {
+        K::pins_memory(&self.0)
+    }
+
+    fn check_memory(&self, at: (i32, i32), written: &[Span]) -> Result<()> {
+        K::check_memory(&self.0, at, written)
     }
 
     fn in_task(&self, fd: i32, script: &mut Script) {

@@ -31,7 +31,7 @@ pub(super) trait Submit {
 
 /// Entries to submit.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub(super) struct Work {
     /// How many a call is to take.
     pub count: u32,
     /// The word of the queues that says how far it is, in bytes from their start.

@@ -23,7 +23,8 @@
 //! - CRIU 4.2: refused.
 
 mod advance;
-pub mod mapping;
+mod mapping;
+mod memory;
 mod pinned;
 mod record;
 mod seen;
@@ -34,36 +35,29 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use abi::Span;
 use rustix::fs::{MemfdFlags, memfd_create};
-use sys::ring::{self, Part, Places, Ring, RingMemory};
+use sys::ring::{self, Part, Ring, RingMemory};
 use syscalls::Sysno;
 
 use self::advance::Submit;
-pub use self::advance::Work;
+pub use self::mapping::map;
+use self::memory::{Memory, PAGE_BYTES};
 pub use self::record::Record;
 use self::record::{BufferSlot, FileSlot};
 use self::seen::{Hindrance, Seen, Submitter, flag};
-pub use self::start::{Submitters, buffers, pins_memory, start};
 use super::eventfd::Eventfd;
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, status, tags};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, Stage, status, tags};
+use crate::callers::Callers;
 use crate::kernel::Kernel;
 use crate::script::{Script, Width};
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 /// What the kernel calls one, also where it is mapped.
 pub const LINK: &[u8] = b"anon_inode:[io_uring]";
 
 /// See the file.
 pub struct IoUring;
-
-/// Whether requests of a ring are under way that end by themselves, if their threads let them.
-#[must_use]
-pub fn will_settle(open: &Open<'_>) -> bool {
-    let (Ok(kernel), Ok(own)) = (Kernel::get(), open.own()) else {
-        return false;
-    };
-    matches!(seen::look(kernel, own), Ok(Err(Hindrance::Passing(_))))
-}
 
 fn kernel_for(open: &Open<'_>) -> Result<&'static Kernel> {
     let refused = |why: &str| {
@@ -89,6 +83,24 @@ impl Kind for IoUring {
     const TAG: u16 = tags::IO_URING;
     const NAME: &'static str = "io_uring";
     const STAYS: bool = true;
+    const LINK: Option<&'static [u8]> = Some(LINK);
+    const LOOKED_UP: bool = true;
+    const WORKS: bool = true;
+
+    fn is_busy(open: &Open<'_>) -> bool {
+        let (Ok(kernel), Ok(own)) = (Kernel::get(), open.own()) else {
+            return false;
+        };
+        matches!(seen::look(kernel, own), Ok(Err(Hindrance::Passing(_))))
+    }
+
+    /// A device is done with a request sooner or later, but the thread that submitted it posts its
+    /// completion, on its way out of a system call.
+    fn settle(fd: i32, script: &mut Script) {
+        const GETEVENTS: u32 = 1;
+        let args = [fd.into(), 0u32.into(), 0u32.into(), GETEVENTS.into()];
+        script.attempt(Sysno::io_uring_enter, args);
+    }
 
     fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
@@ -212,6 +224,29 @@ impl Kind for IoUring {
         Ok(())
     }
 
+    fn stages(record: &Record, _allow: &Allow) -> &'static [Stage] {
+        match record.starts_late() || !record.numbers.is_empty() {
+            true => &[Stage::Call],
+            false => &[],
+        }
+    }
+
+    fn call(
+        record: &Record,
+        at: (DescriptionId, BorrowedFd<'_>),
+        callers: &mut dyn Callers,
+    ) -> Result<()> {
+        start::start(record, at, callers)
+    }
+
+    fn pins_memory(record: &Record) -> bool {
+        !record.buffers.is_empty()
+    }
+
+    fn check_memory(record: &Record, at: (i32, i32), written: &[Span]) -> Result<()> {
+        pinned::check(record, at, written)
+    }
+
     fn in_task(record: &Record, fd: i32, script: &mut Script) {
         if record.buffers.is_empty() {
             return;
@@ -241,8 +276,6 @@ impl Kind for IoUring {
     }
 }
 
-const PAGE_BYTES: usize = abi::PAGE_BYTES as usize;
-
 /// This process submits.
 struct Itself<'a>(BorrowedFd<'a>);
 
@@ -250,41 +283,6 @@ impl Submit for Itself<'_> {
     fn submit(&mut self, count: u32) -> Result<u32> {
         let done = ring::submit(self.0, count);
         done.map_err(|error| Error::kernel("submit to an io_uring", error))
-    }
-}
-
-/// The memory of a ring that is made again.
-struct Memory {
-    queues: RingMemory,
-    entries: RingMemory,
-}
-
-impl Memory {
-    fn map(own: &impl AsFd, record: &Record) -> Result<Self> {
-        let [queues, entries] = record.sizes();
-        let map = |part, bytes| {
-            let mapped = RingMemory::map(own.as_fd(), part, bytes);
-            mapped.map_err(|error| Error::kernel("map an io_uring", error))
-        };
-        Ok(Self {
-            queues: map(Part::Queues, queues)?,
-            entries: map(Part::Entries, entries)?,
-        })
-    }
-
-    fn fill(&self, contents: &[u8]) {
-        let (queues, entries) = contents.split_at(self.queues.bytes());
-        self.queues.fill(queues);
-        self.entries.fill(entries);
-    }
-
-    fn copy(&self) -> Vec<u8> {
-        [self.queues.copy(), self.entries.copy()].concat()
-    }
-
-    fn reach(&self, record: &Record, places: &Places, by: &mut dyn Submit) -> Result<()> {
-        let counters = record.counters();
-        counters.reach(places, (&self.queues, &self.entries), by)
     }
 }
 
@@ -448,6 +446,7 @@ mod tests {
 
     use rustix::event::EventfdFlags;
     use rustix::io::Errno;
+    use sys::ring::Places;
 
     use super::super::testing::World;
     use super::*;

@@ -4,7 +4,6 @@ use std::fmt;
 
 use prost::Message;
 
-use super::PAGE_BYTES;
 use super::advance::Counters;
 use super::seen::flag;
 
@@ -175,7 +174,7 @@ impl Record {
 
     /// The sizes of its memory in bytes: queues and entries.
     pub(super) fn sizes(&self) -> [usize; 2] {
-        [0, 1].map(|at| self.pages[at] as usize * PAGE_BYTES)
+        [0, 1].map(|at| self.pages[at] as usize * abi::PAGE_BYTES as usize)
     }
 
     pub(super) fn counters(&self) -> Counters {

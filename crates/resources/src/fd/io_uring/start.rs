@@ -3,59 +3,28 @@
 
 use std::os::fd::BorrowedFd;
 
-use abi::{Addr, Span};
-use sys::ring::{Places, register};
+use sys::ring::{Part, Places, register};
 use syscalls::Sysno;
+use tracee::Submitting;
 
 use super::advance::{Submit, Work};
+use super::memory::Memory;
 use super::record::Record;
-use super::{DescriptionId, IoUring, Memory};
 use crate::callers::Callers;
-use crate::fd::Description;
+use crate::fd::DescriptionId;
 use crate::{Error, Result};
-
-/// Threads that can also submit to rings.
-pub trait Submitters: Callers {
-    /// Has a thread submit to a ring, of which it has descriptor `ring.1`, until a word of it is
-    /// what it is to be, which `now` reads; false where the ring is not mapped in its process.
-    ///
-    /// # Errors
-    /// When it cannot.
-    fn submit(
-        &mut self,
-        tid: i32,
-        ring: (DescriptionId, i32),
-        work: Work,
-        now: &dyn Fn() -> u32,
-    ) -> Result<bool>;
-}
-
-/// True if memory of a task is pinned for the description: that must be there in time.
-#[must_use]
-pub fn pins_memory(description: &dyn Description) -> bool {
-    let ring = description.record::<IoUring>();
-    ring.is_some_and(|ring| !ring.buffers.is_empty())
-}
-
-/// The memory of the task that is registered with the description, if that is a ring.
-pub fn buffers(description: &dyn Description) -> impl Iterator<Item = Span> {
-    let slots = description.record::<IoUring>().map(|ring| &ring.buffers);
-    let slots = slots.into_iter().flatten();
-    let slots = slots.filter(|slot| slot.address != 0);
-    slots.map(|slot| Span::new(Addr(slot.address), slot.len_bytes))
-}
 
 /// Does what threads must do for a ring, whose descriptor here is `own`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] where a thread has no descriptor of it; those of `callers`; [`Error::Kernel`]
 /// for calls that fail.
-pub fn start(
+pub(super) fn start(
     record: &Record,
     (id, own): (DescriptionId, BorrowedFd<'_>),
-    callers: &mut dyn Submitters,
+    callers: &mut dyn Callers,
 ) -> Result<()> {
-    let number = |callers: &dyn Submitters, tid, id| {
+    let number = |callers: &dyn Callers, tid, id| {
         let missing = || Error::corrupt("io_uring", format!("thread {tid} has no descriptor"));
         callers.number(tid, id).ok_or_else(missing)
     };
@@ -92,7 +61,7 @@ fn reach(
     record: &Record,
     (tid, fd): (i32, i32),
     (id, own): (DescriptionId, BorrowedFd<'_>),
-    callers: &mut dyn Submitters,
+    callers: &mut dyn Callers,
 ) -> Result<()> {
     let memory = Memory::map(&own, record)?;
     let contents = memory.copy();
@@ -121,7 +90,7 @@ struct Submitter<'a> {
     tid: i32,
     id: DescriptionId,
     fd: i32,
-    callers: &'a mut dyn Submitters,
+    callers: &'a mut dyn Callers,
 }
 
 impl Submit for Submitter<'_> {
@@ -135,12 +104,30 @@ impl Submit for Submitter<'_> {
     }
 
     fn submit_all(&mut self, work: Work, now: &dyn Fn() -> u32) -> Result<bool> {
-        self.callers.submit(self.tid, (self.id, self.fd), work, now)
+        let parts = Part::Queues.offset()..Part::Entries.offset();
+        let Some(queues) = self.callers.mapped(self.tid, self.id, parts) else {
+            return Ok(false);
+        };
+        let at = |offset: usize| queues.plus(offset as u64);
+        let submitting = Submitting {
+            code: self.callers.submit_loop(),
+            fd: self.fd,
+            count: work.count,
+            watched: at(work.watched),
+            until: work.until,
+            head: work.head.map(|(offset, limit)| (at(offset), limit)),
+        };
+        let done = submitting.run(self.tid, now);
+        done.map_err(|error| {
+            let doing = format!("have thread {} submit to an io_uring", self.tid);
+            Error::kernel(doing, std::io::Error::other(error))
+        })?;
+        Ok(true)
     }
 }
 
 fn registered(
-    callers: &mut dyn Submitters,
+    callers: &mut dyn Callers,
     (tid, fd): (i32, i32),
     (operation, [argument, count]): (u32, [Option<u64>; 2]),
     data: &[u8],
