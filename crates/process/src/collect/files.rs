@@ -393,7 +393,7 @@ pub(super) fn describe(
         }
         kinds = claim(&files.opens[first..], obstacles)?;
     }
-    for (open, kind) in files.opens.iter().zip(all) {
+    for (open, kind) in files.opens.iter().zip(&all) {
         let checked = kind.map_or(Ok(()), |kind| kind.check_among(open, &files.opens, allow));
         obstacles.note(checked)?;
     }
@@ -405,6 +405,12 @@ pub(super) fn describe(
         if described.lock.is_some() || !lock::is_needed(&files.opens[at])? {
             let mut context = Context::new((allow, files), watched, &mut described);
             saved[at] = context.dump(at, kind, obstacles)?;
+        }
+    }
+    if described.lock.is_some() {
+        for (open, kind) in files.opens.iter().zip(&all) {
+            let working = kind.filter(|kind| kind.works());
+            obstacles.note(working.map_or(Ok(()), |kind| kind.check_last(open)))?;
         }
     }
     for (open, (description, attributes)) in files.opens.iter().zip(saved) {

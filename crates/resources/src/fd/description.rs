@@ -42,6 +42,11 @@ pub trait ErasedKind: Sync {
     /// # Errors
     /// Those of [`Kind::check_among`].
     fn check_among(&self, open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()>;
+    /// See [`Kind::check_last`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::check_last`].
+    fn check_last(&self, open: &Open<'_>) -> Result<()>;
     /// Decodes what an image says of description `id`, and checks it ([`Kind::check`]).
     ///
     /// # Errors
@@ -89,6 +94,10 @@ impl<K: Kind> ErasedKind for K {
 
     fn check_among(&self, open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()> {
         <K as Kind>::check_among(open, all, allow)
+    }
+
+    fn check_last(&self, open: &Open<'_>) -> Result<()> {
+        <K as Kind>::check_last(open)
     }
 
     fn decode(&self, id: DescriptionId, payload: &[u8]) -> Result<Box<dyn Description>> {

@@ -443,6 +443,14 @@ pub trait Kind: Sync + 'static {
     fn check_among(_open: &Open<'_>, _all: &Opens<'_>, _allow: &Allow) -> Result<()> {
         Ok(())
     }
+    /// Refuses what has changed while connections were described, whose packets are held back by
+    /// then: what came before that is in their records. Called for kinds that [`Kind::WORKS`].
+    ///
+    /// # Errors
+    /// [`Error::Passing`].
+    fn check_last(_open: &Open<'_>) -> Result<()> {
+        Ok(())
+    }
     /// Refuses a record that no dump writes. Every other method may rely on it: an image's record
     /// is checked once, when it is decoded.
     ///

@@ -33,7 +33,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("serve", 11),
     ("store", 1),
     ("sys", 8),
-    ("testkit", 63),
+    ("testkit", 64),
     ("tracee", 3),
     ("vm", 17),
     ("volume", 3),

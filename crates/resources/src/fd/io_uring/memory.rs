@@ -12,8 +12,8 @@ pub(super) const PAGE_BYTES: usize = abi::PAGE_BYTES as usize;
 
 /// The memory of a ring that is made again.
 pub(super) struct Memory {
-    queues: RingMemory,
-    entries: RingMemory,
+    pub queues: RingMemory,
+    pub entries: RingMemory,
 }
 
 impl Memory {

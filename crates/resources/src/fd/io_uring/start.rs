@@ -1,5 +1,5 @@
 //! What only threads of the tree can do for a ring: have it begin where one of them alone may
-//! submit, and register it under numbers of their own.
+//! submit, register it under numbers of their own, and submit requests that wait.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,7 +9,9 @@ use tracee::Submitting;
 
 use super::advance::{Submit, Work};
 use super::memory::Memory;
+use super::message::Sender;
 use super::record::Record;
+use super::resubmit::resubmit;
 use crate::callers::Callers;
 use crate::fd::DescriptionId;
 use crate::{Error, Result};
@@ -52,7 +54,7 @@ pub(super) fn start(
         let operation = (register::RING_FDS, [None, Some(1)]);
         registered(callers, (tid, fd), operation, &data)?;
     }
-    Ok(())
+    resubmit(record, (id, own), callers)
 }
 
 /// Has the submitter bring the ring's counters to where they stood. What is in its memory is put
@@ -78,6 +80,8 @@ fn reach(
             tid,
             id,
             fd,
+            own,
+            sender: None,
             callers,
         },
     )?;
@@ -90,6 +94,8 @@ struct Submitter<'a> {
     tid: i32,
     id: DescriptionId,
     fd: i32,
+    own: BorrowedFd<'a>,
+    sender: Option<Sender>,
     callers: &'a mut dyn Callers,
 }
 
@@ -101,6 +107,24 @@ impl Submit for Submitter<'_> {
             .callers
             .call(self.tid, Sysno::io_uring_enter, args, &[])?;
         checked(self.tid, "submit to an io_uring", result)
+    }
+
+    fn send(&mut self, count: u32) -> Result<()> {
+        let sender = match self.sender.take() {
+            Some(sender) => sender,
+            None => Sender::new()?,
+        };
+        self.sender.insert(sender).send(self.own, count)
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        const GETEVENTS: u64 = 1;
+        let fd = u64::from(self.fd.cast_unsigned());
+        let args = [fd, 0, 0, GETEVENTS, 0, 0].map(Some);
+        let result = self
+            .callers
+            .call(self.tid, Sysno::io_uring_enter, args, &[])?;
+        checked(self.tid, "receive messages of an io_uring", result).map(drop)
     }
 
     fn submit_all(&mut self, work: Work, now: &dyn Fn() -> u32) -> Result<bool> {
