@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use resources::fd::table::Link;
 use resources::fd::watched::Watched;
-use resources::map::aio;
+use resources::map::placed;
 use resources::{Allow, Error, fd, kernel};
 
 use crate::Result;
@@ -35,12 +35,12 @@ impl Homework {
         Ok(())
     }
 
-    /// The same of a context of asynchronous I/O.
+    /// The same of a mapping that the kernel works on.
     ///
     /// # Errors
     /// As [`Homework::check_links`].
-    pub fn check_aio(&mut self, pid: i32) -> Result<()> {
-        self.check(pid, aio::NAME)
+    pub fn check_mappings(&mut self, pid: i32) -> Result<()> {
+        self.check(pid, placed::LOOKED_UP)
     }
 
     fn check(&mut self, pid: i32, purpose: &[u8]) -> Result<()> {

@@ -1,6 +1,5 @@
 //! The restore of a process tree: built → loaded → running.
 
-mod aio;
 mod calls;
 mod ending;
 mod fill;
@@ -22,6 +21,7 @@ pub use job::Job;
 use loaded::Loaded;
 use resources::Inherited;
 use resources::cgroup::{Membership, Mode};
+use resources::map::placed;
 use resources::task::{PartState, keyrings};
 use rustix::process::Pid;
 
@@ -207,7 +207,8 @@ struct Image<'a> {
 fn check_host(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
     huge_pages::check(saved, reader)?;
     overcommit::check(saved, reader, false)?;
-    aio::check(saved)
+    let lacks = placed::check(&saved.placed())?;
+    lacks.map_or(Ok(()), |lacks| Err(Error::Unfit(lacks)))
 }
 
 fn bring_back(

@@ -1,6 +1,5 @@
 //! Frozen → inventory: everything but the contents of memory.
 
-mod aio;
 mod auxv;
 mod cgroups;
 mod descriptors;
@@ -160,7 +159,7 @@ fn collect_all(
         mut found,
         vdsos,
         listed,
-        contexts,
+        of_mappings,
         works,
     } = settled;
     let outside = describe_and_ask(frozen, (&mut found, listed), &mut how, obstacles)?;
@@ -179,7 +178,7 @@ fn collect_all(
         }
     }
     spaces.find_shared(&tree)?;
-    records.extend(contexts.into_iter().flatten());
+    records.extend(of_mappings.into_iter().flatten());
     records.extend(described.encode());
     records.extend(described.attributes);
     records.extend(cgroups.into_iter().flatten());
@@ -218,8 +217,8 @@ struct Settled {
     found: Vec<Found>,
     vdsos: vdso::Vdsos,
     listed: Listed,
-    /// The contexts of asynchronous I/O, by task.
-    contexts: Vec<Option<Record>>,
+    /// The records of mappings that the kernel works on, by task.
+    of_mappings: Vec<Option<Record>>,
     /// Whether there is anything that works while the tree is stopped.
     works: bool,
 }
@@ -235,12 +234,14 @@ fn settled(
     let allow = how.allow;
     let (mut found, mut vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
     check_tree(&found, how, obstacles)?;
-    if let Some(pid) = aio::with_contexts(&found).next().map(Process::pid) {
-        how.homework.check_aio(pid)?;
+    if let Some(pid) = working::with_mappings(&found).next().map(Process::pid) {
+        how.homework.check_mappings(pid)?;
     }
-    let has_contexts = aio::settle(&found)?;
-    let contexts = found.iter().map(|found| aio::contexts(found, obstacles));
-    let contexts = contexts.collect::<Result<Vec<_>>>()?;
+    let has_mappings = working::settle_mappings(&found)?;
+    let records = found
+        .iter()
+        .map(|found| working::mappings(found, obstacles));
+    let records = records.collect::<Result<Vec<_>>>()?;
     let mut listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     let has_working = listed.working().next().is_some();
     if has_working {
@@ -248,7 +249,7 @@ fn settled(
         obstacles.check()?;
         working::settle(frozen, &mut found, &listed)?;
     }
-    let works = has_working || has_contexts;
+    let works = has_working || has_mappings;
     if works {
         (found, vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
@@ -258,7 +259,7 @@ fn settled(
         found,
         vdsos,
         listed,
-        contexts,
+        of_mappings: records,
         works,
     })
 }

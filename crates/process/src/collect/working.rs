@@ -6,14 +6,17 @@
 use std::collections::{BTreeMap, HashSet};
 
 use freeze::Frozen;
+use image::Record;
 use resources::map::placed;
 use resources::script::Script;
+use sys::process::Process;
 
 use super::found::Found;
 use super::outside::Listed;
 use super::patience::wait_while;
 use crate::Result;
 use crate::obstacles::Obstacles;
+use crate::records::record;
 
 /// Has requests end that will. Those that do not are told of where their descriptions are
 /// described.
@@ -50,4 +53,33 @@ pub(super) fn check_memory(found: &[Found], obstacles: &mut Obstacles) -> Result
         obstacles.note(checked)?;
     }
     Ok(())
+}
+
+/// Waits until no requests of mappings are under way any more that end by themselves. Gives whether
+/// there are such mappings. What cannot be told is told of by [`records`].
+pub(super) fn settle_mappings(all: &[Found]) -> Result<bool> {
+    let processes = with_mappings(all).collect::<Vec<_>>();
+    wait_while(|| Ok(processes.iter().any(|process| placed::is_busy(process))))?;
+    Ok(!processes.is_empty())
+}
+
+/// The processes that have mappings with requests of their own.
+pub(super) fn with_mappings(all: &[Found]) -> impl Iterator<Item = &Process> {
+    let having = all
+        .iter()
+        .filter(|found| found.listed.iter().any(placed::works));
+    having.map(|found| &found.process)
+}
+
+/// The record of such mappings of a task, if it has any; those that are not saved are noted.
+pub(super) fn mappings(found: &Found, obstacles: &mut Obstacles) -> Result<Option<Record>> {
+    let Some(dumped) = placed::dump(&found.process, &found.listed) else {
+        return Ok(None);
+    };
+    for refused in dumped.refused {
+        obstacles.note(Err::<(), _>(refused))?;
+    }
+    let number = found.node.number;
+    let payload = dumped.payload;
+    Ok(payload.map(|payload| record(dumped.tag, number, payload)))
 }

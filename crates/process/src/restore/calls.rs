@@ -6,7 +6,7 @@ use abi::Addr;
 use resources::callers::Callers;
 use resources::fd::DescriptionId;
 use resources::map::memory::Mapping;
-use resources::map::placed::{self, Placed};
+use resources::map::placed;
 use syscalls::Sysno;
 use tracee::Call;
 
@@ -35,12 +35,8 @@ impl<'a> Threads<'a> {
     /// Makes the mappings of all tasks that only they can make.
     pub fn map(&mut self) -> Result<()> {
         let saved = self.saved;
-        let placed = saved.tasks.iter().map(|task| Placed {
-            process: task.process(),
-            mappings: &task.memory.mappings,
-            contexts: &task.contexts,
-        });
-        Ok(placed::make(&placed.collect::<Vec<_>>(), self)?)
+        let placed = saved.placed();
+        Ok(placed::make(&placed, self)?)
     }
 }
 

@@ -18,6 +18,7 @@
 //!   writes".
 //! - CRIU 4.2: refuses rings of io_uring altogether; others are not looked at.
 
+use prost::Message as _;
 use sys::process::Process;
 
 use super::aio::{self, Context};
@@ -49,6 +50,54 @@ pub fn make(all: &[Placed<'_>], callers: &mut dyn Callers) -> Result<()> {
         aio::make(&one.process, one.contexts, one.mappings, callers)?;
     }
     Ok(())
+}
+
+/// Why this host has no room for such mappings, if so; asked before anything is made.
+///
+/// # Errors
+/// [`Error::Kernel`], [`Error::Corrupt`].
+pub fn check(all: &[Placed<'_>]) -> Result<Option<String>> {
+    aio::check(all.iter().map(|one| (one.contexts, one.mappings)))
+}
+
+/// For what the kernel's structures are looked up in a process that has a mapping which
+/// [`works`]: see [`crate::kernel::is_known_for`].
+pub const LOOKED_UP: &[u8] = aio::NAME;
+
+/// Whether the kernel works on requests of the mapping's own, which no descriptor tells of.
+#[must_use]
+pub fn works(listed: &Listed) -> bool {
+    listed.is_aio()
+}
+
+/// Whether requests of such mappings are under way in a stopped process that end by themselves.
+#[must_use]
+pub fn is_busy(process: &Process) -> bool {
+    aio::is_busy(process)
+}
+
+/// A record, and what is not saved.
+pub struct Dumped {
+    /// The number of the record.
+    pub tag: u16,
+    /// Its contents; nothing where it cannot be told.
+    pub payload: Option<Vec<u8>>,
+    /// What is not saved.
+    pub refused: Vec<Error>,
+}
+
+/// Describes what the kernel keeps for such mappings of a process; nothing where it has none.
+#[must_use]
+pub fn dump(process: &Process, listed: &[Listed]) -> Option<Dumped> {
+    let working = listed.iter().filter(|listed| works(listed));
+    working.clone().next()?;
+    let mut refused = Vec::new();
+    let contexts = aio::dump(process, working, &mut refused);
+    Some(Dumped {
+        tag: aio::TAG,
+        payload: contexts.map(|contexts| contexts.encode_to_vec()),
+        refused,
+    })
 }
 
 /// Refuses to track or protect memory that the kernel writes to by itself: what it writes to pages
