@@ -105,6 +105,10 @@ fn requests_that_wait_survive() {
             }
             assert_eq!(subject.ask("check"), "right", "{kind}");
         }
+        // One that is refused, as it has connections, is not noticed either.
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &[]).must_fail();
+        assert_eq!(subject.ask("check"), "right", "{kind}");
         for _ in 0..3 {
             stillframe.cycle(1, &subject, options);
             // Once more: requests that were submitted again are those of any program.

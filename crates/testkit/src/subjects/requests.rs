@@ -11,6 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -59,6 +60,7 @@ mod number {
     pub const NOP: u64 = 115;
     pub const AFTER: u64 = 116;
     pub const MESSAGE: u64 = 117;
+    pub const OTHERS: u64 = 118;
     pub const TIMES: std::ops::Range<u64> = 120..123;
 }
 
@@ -74,7 +76,10 @@ fn time(duration: Duration) -> Time {
 type Words = Arc<[AtomicU64; 16]>;
 
 struct Subject {
-    ring: Ring,
+    ring: Arc<Ring>,
+    /// Has another thread poll this counter, and hears when it has submitted that; none where one
+    /// thread alone may.
+    other: Option<(OwnedFd, Sender<()>, Receiver<()>)>,
     pipes: [(std::io::PipeReader, std::io::PipeWriter); 4],
     polled: OwnedFd,
     counted: OwnedFd,
@@ -107,14 +112,41 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     })
 }
 
+/// A thread that polls a counter whenever it is told to.
+fn polling_thread(ring: &Arc<Ring>) -> Result<(OwnedFd, Sender<()>, Receiver<()>), Failure> {
+    let counter = eventfd(0, EventfdFlags::empty())?;
+    let (ring, fd) = (ring.clone(), counter.as_raw_fd());
+    let ((begin, begins), (does, done)) = (channel::<()>(), channel());
+    std::thread::Builder::new()
+        .name("polls".into())
+        .spawn(move || {
+            for () in begins {
+                ring.prepare(Entry {
+                    opcode: POLL_ADD,
+                    fd,
+                    operation_flags: POLLIN,
+                    data: number::OTHERS,
+                    ..Entry::default()
+                });
+                ring::submit(ring.own.as_fd(), 1).expect("it submits");
+                does.send(()).expect("somebody waits for it");
+            }
+        })?;
+    Ok((counter, begin, done))
+}
+
 impl Subject {
     fn new(folder: &std::path::Path, kind: &str) -> Result<Self, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let near = TcpStream::connect(listener.local_addr()?)?;
         let far = listener.accept()?.0;
         let (pipe, pair) = (std::io::pipe, UnixStream::pair);
+        let ring = Arc::new(Ring::new(kind)?);
         let subject = Self {
-            ring: Ring::new(kind)?,
+            other: (kind != "single")
+                .then(|| polling_thread(&ring))
+                .transpose()?,
+            ring,
             pipes: [pipe()?, pipe()?, pipe()?, pipe()?],
             polled: eventfd(0, EventfdFlags::empty())?,
             counted: eventfd(0, EventfdFlags::empty())?,
@@ -137,6 +169,7 @@ impl Subject {
         }
         let file = Some(subject.pipes[3].0.as_fd());
         ring::register_files(subject.ring.own.as_fd(), &[None, file], &[0; 2])?;
+        subject.have_other_poll()?;
         for data in [
             number::POLL,
             number::POLLS,
@@ -155,6 +188,14 @@ impl Subject {
             subject.submit(data)?;
         }
         Ok(subject)
+    }
+
+    fn have_other_poll(&self) -> Result<(), Failure> {
+        let Some((_, begin, done)) = &self.other else {
+            return Ok(());
+        };
+        begin.send(())?;
+        Ok(done.recv()?)
     }
 
     /// Submits one of the requests, and what is linked to it.
@@ -310,6 +351,12 @@ impl Subject {
         pipe.read_exact(&mut byte)?;
         self.expect(&[(number::POLL, Some(1), 0)])?;
         self.submit(number::POLL)?;
+        if let Some((counter, ..)) = &self.other {
+            rustix::io::write(counter, &1_u64.to_ne_bytes())?;
+            self.expect(&[(number::OTHERS, Some(1), 0)])?;
+            rustix::io::read(counter, &mut [0; 8])?;
+            self.have_other_poll()?;
+        }
         // It goes on after each.
         for _ in 0..3 {
             rustix::io::write(&self.polled, &1_u64.to_ne_bytes())?;
