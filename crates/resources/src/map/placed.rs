@@ -29,7 +29,7 @@ use crate::fd::{self, DescriptionId, Open, io_uring, packet_socket};
 use crate::{Error, Result};
 
 /// What a process has of such mappings, in an image.
-pub struct Placed<'a> {
+pub struct ProcessMappings<'a> {
     /// The process.
     pub process: Process,
     /// All its mappings.
@@ -42,7 +42,7 @@ pub struct Placed<'a> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] where a process has no descriptor for one, [`Error::Kernel`].
-pub fn make(all: &[Placed<'_>], callers: &mut dyn Callers) -> Result<()> {
+pub fn make(all: &[ProcessMappings<'_>], callers: &mut dyn Callers) -> Result<()> {
     for one in all {
         io_uring::map(&one.process, one.mappings, callers)?;
     }
@@ -56,7 +56,7 @@ pub fn make(all: &[Placed<'_>], callers: &mut dyn Callers) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Kernel`], [`Error::Corrupt`].
-pub fn check(all: &[Placed<'_>]) -> Result<Option<String>> {
+pub fn check(all: &[ProcessMappings<'_>]) -> Result<Option<String>> {
     aio::check(all.iter().map(|one| (one.contexts, one.mappings)))
 }
 
@@ -77,7 +77,7 @@ pub fn is_busy(process: &Process) -> bool {
 }
 
 /// A record, and what is not saved.
-pub struct Dumped {
+pub struct MappingRecord {
     /// The number of the record.
     pub tag: u16,
     /// Its contents; nothing where it cannot be told.
@@ -88,12 +88,12 @@ pub struct Dumped {
 
 /// Describes what the kernel keeps for such mappings of a process; nothing where it has none.
 #[must_use]
-pub fn dump(process: &Process, listed: &[Listed]) -> Option<Dumped> {
+pub fn dump(process: &Process, listed: &[Listed]) -> Option<MappingRecord> {
     let working = listed.iter().filter(|listed| works(listed));
     working.clone().next()?;
     let mut refused = Vec::new();
     let contexts = aio::dump(process, working, &mut refused);
-    Some(Dumped {
+    Some(MappingRecord {
         tag: aio::TAG,
         payload: contexts.map(|contexts| contexts.encode_to_vec()),
         refused,

@@ -62,7 +62,7 @@ use self::header::Header;
 pub use self::mapping::map;
 use self::memory::{Memory, PAGE_BYTES};
 use self::message::Sender;
-use self::pending::Waiting;
+use self::pending::PendingRequest;
 pub use self::record::Record;
 use self::record::{BufferSlot, FileSlot};
 use self::request::{Request, entry, operation};
@@ -441,7 +441,12 @@ impl Known {
         all.collect()
     }
 
-    fn request(&self, open: &Open<'_>, waiting: &Waiting, cx: &dyn DumpContext) -> Result<Request> {
+    fn request(
+        &self,
+        open: &Open<'_>,
+        waiting: &PendingRequest,
+        cx: &dyn DumpContext,
+    ) -> Result<Request> {
         let refuse = |why: &str| Err(open.unsupported(why, None));
         let mut request = waiting.request.clone();
         let owner = cx.process(request.thread);

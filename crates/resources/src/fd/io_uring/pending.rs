@@ -12,7 +12,7 @@ use crate::kernel::{Kernel, Structure};
 
 /// A request that waits.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct PendingRequest {
     /// Without its file.
     pub request: Request,
     /// The kernel's address of its file; 0 where it has none.
@@ -30,14 +30,14 @@ pub(super) enum Refusal {
 }
 
 /// What is told of requests, or why they are not made again.
-pub(super) type Told<T> = std::result::Result<T, Refusal>;
+pub(super) type Outcome<T> = std::result::Result<T, Refusal>;
 
 /// The requests of a ring that wait, of `under_way` ones.
 pub(super) fn look(
     kernel: &Kernel,
     ring: &Structure<'_>,
     under_way: u32,
-) -> Result<Told<Vec<Waiting>>> {
+) -> Result<Outcome<Vec<PendingRequest>>> {
     let waiting = Ring {
         kernel,
         ring,
@@ -54,13 +54,13 @@ struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    fn all(&self) -> Result<Told<Vec<Waiting>>> {
+    fn all(&self) -> Result<Outcome<Vec<PendingRequest>>> {
         if let Some(what) = self.hindrance()? {
             return Ok(Err(Refusal::Lasting(what)));
         }
         let link = ("io_timeout", "list");
         let polled = self.polled()?;
-        let Ok(timeouts) = self.ring.listed("timeout_list", link, self.most) else {
+        let Ok(timeouts) = self.ring.listed("timeout_list", link, self.most + 1) else {
             return Ok(Err(Refusal::Passing));
         };
         for at in &polled {
@@ -118,7 +118,7 @@ impl Ring<'_> {
     }
 
     /// A request, with its timeout where it has one.
-    fn read(&self, at: u64) -> Result<Told<Vec<Waiting>>> {
+    fn read(&self, at: u64) -> Result<Outcome<Vec<PendingRequest>>> {
         let request = self.kernel.read("io_kiocb", at)?;
         let mut first = match self.one(&request)? {
             Ok(first) => first,
@@ -146,7 +146,7 @@ impl Ring<'_> {
         Ok(self.one(&second)?.map(|second| vec![first, second]))
     }
 
-    fn one(&self, request: &Structure<'_>) -> Result<Told<Waiting>> {
+    fn one(&self, request: &Structure<'_>) -> Result<Outcome<PendingRequest>> {
         let opcode = u32::from(request.byte("opcode")?);
         let flags = request.word("flags")? as u32;
         if flags & entry::DRAIN != 0 {
@@ -169,9 +169,9 @@ impl Ring<'_> {
             operation::POLL_ADD => self.poll(request, base)?,
             operation::TIMEOUT | operation::LINK_TIMEOUT => {
                 let made = self.timeout(request, base)?;
-                return Ok(made.map(|request| Waiting {
+                return Ok(made.map(|request| PendingRequest {
                     request,
-                    ..Waiting::default()
+                    ..PendingRequest::default()
                 }));
             }
             operation::ACCEPT => self.accept(request, base)?,
@@ -202,7 +202,7 @@ impl Ring<'_> {
                 None => request_made.flags &= !entry::FIXED_FILE,
             }
         }
-        Ok(Ok(Waiting {
+        Ok(Ok(PendingRequest {
             request: request_made,
             file,
             header,
@@ -221,7 +221,7 @@ impl Ring<'_> {
         Ok(place.map(|place| place as u32))
     }
 
-    fn poll(&self, request: &Structure<'_>, base: Request) -> Result<Told<Request>> {
+    fn poll(&self, request: &Structure<'_>, base: Request) -> Result<Outcome<Request>> {
         const ONESHOT: u32 = 1 << 30;
         const EDGE: u32 = 1 << 31;
         let events = self.kernel.read("io_poll", request.at)?.half("events")?;
@@ -238,7 +238,7 @@ impl Ring<'_> {
         }))
     }
 
-    fn timeout(&self, request: &Structure<'_>, base: Request) -> Result<Told<Request>> {
+    fn timeout(&self, request: &Structure<'_>, base: Request) -> Result<Outcome<Request>> {
         let timeout = self.kernel.read("io_timeout", request.at)?;
         let time = self
             .kernel
@@ -275,7 +275,7 @@ impl Ring<'_> {
         }))
     }
 
-    fn accept(&self, request: &Structure<'_>, base: Request) -> Result<Told<Request>> {
+    fn accept(&self, request: &Structure<'_>, base: Request) -> Result<Outcome<Request>> {
         let accept = self.kernel.read("io_accept", request.at)?;
         let options = accept.half("iou_flags")?;
         if options & !accept::KEPT != 0 {
@@ -292,7 +292,7 @@ impl Ring<'_> {
         }))
     }
 
-    fn receive(&self, request: &Structure<'_>, base: Request) -> Result<Told<Request>> {
+    fn receive(&self, request: &Structure<'_>, base: Request) -> Result<Outcome<Request>> {
         let receive = self.kernel.read("io_sr_msg", request.at)?;
         let options = u32::from(receive.short("flags")?.cast_unsigned());
         if options & !receive::KEPT != 0 {
@@ -322,7 +322,7 @@ impl Ring<'_> {
         }))
     }
 
-    fn read_file(&self, request: &Structure<'_>, base: Request) -> Result<Told<Request>> {
+    fn read_file(&self, request: &Structure<'_>, base: Request) -> Result<Outcome<Request>> {
         let read = self.kernel.read("io_rw", request.at)?;
         let more = request.word("async_data")?;
         if more != 0 && self.kernel.read("io_async_rw", more)?.word("bytes_done")? != 0 {

@@ -29,7 +29,7 @@ pub(super) fn resubmit(
         return Ok(());
     }
     let places = record.places.as_slice().try_into();
-    let ring = Again {
+    let ring = Resubmission {
         record,
         id,
         places: Places(places.expect("checked when read")),
@@ -56,14 +56,14 @@ pub(super) fn resubmit(
 }
 
 /// A ring that is made again.
-struct Again<'a> {
+struct Resubmission<'a> {
     record: &'a Record,
     id: DescriptionId,
     places: Places,
     memory: Memory,
 }
 
-impl Again<'_> {
+impl Resubmission<'_> {
     fn sq_tail(&self) -> usize {
         self.places.sq_tail()
     }

@@ -10,7 +10,7 @@
 use std::io::Result;
 use std::os::fd::BorrowedFd;
 
-use super::pending::{self, Refusal, Waiting};
+use super::pending::{self, PendingRequest, Refusal};
 use crate::kernel::{Kernel, Structure};
 
 /// Flags of io_uring_setup(2).
@@ -74,7 +74,7 @@ pub(super) struct Seen {
     /// Under which numbers threads have registered it.
     pub numbers: Vec<(i32, u32)>,
     /// The requests that wait.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<PendingRequest>,
 }
 
 /// Who alone may submit, of a ring that has such a one.
