@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use resources::fd::table::Link;
 use resources::fd::watched::Watched;
-use resources::fd::{bpf_map, io_uring, perf_event, userfaultfd};
-use resources::map::aio;
-use resources::{Allow, Error, kernel};
+use resources::map::placed;
+use resources::{Allow, Error, fd, kernel};
 
 use crate::Result;
 
@@ -28,13 +27,7 @@ impl Homework {
     /// # Errors
     /// [`Error::Passing`] where this has to be prepared.
     pub fn check_links(&mut self, pid: i32, links: &[Link]) -> Result<()> {
-        const LOOKED_INTO: [&[u8]; 4] = [
-            io_uring::LINK,
-            userfaultfd::LINK,
-            perf_event::LINK,
-            bpf_map::LINK,
-        ];
-        for purpose in LOOKED_INTO {
+        for purpose in fd::links_looked_up() {
             if links.iter().any(|link| link.target == purpose) {
                 self.check(pid, purpose)?;
             }
@@ -42,12 +35,12 @@ impl Homework {
         Ok(())
     }
 
-    /// The same of a context of asynchronous I/O.
+    /// The same of a mapping that the kernel works on.
     ///
     /// # Errors
     /// As [`Homework::check_links`].
-    pub fn check_aio(&mut self, pid: i32) -> Result<()> {
-        self.check(pid, aio::NAME)
+    pub fn check_mappings(&mut self, pid: i32) -> Result<()> {
+        self.check(pid, placed::LOOKED_UP)
     }
 
     fn check(&mut self, pid: i32, purpose: &[u8]) -> Result<()> {

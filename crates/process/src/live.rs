@@ -37,7 +37,7 @@ use memory::live::{Areas, LiveMemory};
 use pages::{Drain, DrainSummary};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
-use resources::map::registered;
+use resources::map::{placed, registered};
 use sys::process::Process;
 use sys::realtime::Realtime;
 
@@ -170,7 +170,7 @@ impl<'a, 'b> Dump<'a, 'b> {
                 continue;
             }
             let listed = task.maps()?;
-            track::check_rings(task.pid(), &listed)?;
+            placed::refuse(task.pid(), &listed)?;
             let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
             let areas = Areas {
                 spans: memory_view::live_spans(&listed),
@@ -303,11 +303,11 @@ impl<'a, 'b> Dump<'a, 'b> {
         let mut realtime = Realtime::new().ok();
         let (frozen, mut inventory) = freeze_and_collect(self.options, false, &mut view)?;
         self.numbering = std::mem::take(view.numbering());
-        if inventory.has_rings() {
+        if inventory.works {
             // They were made since the first stop.
             let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
             for task in living {
-                track::check_rings(task.pid(), &task.maps()?)?;
+                placed::refuse(task.pid(), &task.maps()?)?;
             }
         }
         self.progress.stage(Stage::PostFreeze, self.options.tree)?;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use abi::{Addr, PAGE_BYTES};
 use image::{Reader, SpaceId, SpaceKind};
 use pages::{Extent, sink};
+use resources::callers::Callers;
 use resources::fd::tcp::lock::{self, Leftover};
 use resources::fd::{DescriptionId, RestoreContext, Stage, attributes, unix};
 use resources::map::layout::DECODED_FILE;
@@ -312,6 +313,19 @@ impl Pool {
         for id in self.fetched.get_mut().drain(..) {
             self.open[id].here.take();
         }
+    }
+
+    /// Has descriptions act in [`Stage::Call`].
+    ///
+    /// # Errors
+    /// Those of [`resources::fd::Kind::call`].
+    pub fn call(&self, saved: &Saved<'_>, callers: &mut dyn Callers) -> Result<()> {
+        let all = (0u32..).zip(&saved.descriptions);
+        for (id, description) in all.filter(|(_, one)| one.acts_in(Stage::Call, &self.allow)) {
+            let own = self.own(id as usize);
+            description.call((DescriptionId(id), own), callers)?;
+        }
+        Ok(())
     }
 
     /// Does what waits until nothing else can fail, but for connections, and closes all but these.

@@ -10,6 +10,7 @@ use resources::cgroup::{self, Cgroups};
 use resources::fd::{self, Description, DescriptionId, tags};
 use resources::map::aio::{self, Context, Contexts};
 use resources::map::memory;
+use resources::map::placed::ProcessMappings;
 use resources::map::registered::{self, Registration, Registrations};
 use resources::map::vdso::{self, Vdso};
 use resources::task::{self, PartState};
@@ -293,6 +294,16 @@ impl<'a> Saved<'a> {
             let descriptor = descriptors.find(|one| one.description == id)?;
             Some((task.node.pid, descriptor.fd))
         })
+    }
+
+    /// What its processes have of mappings that only they can make.
+    pub fn placed(&self) -> Vec<ProcessMappings<'_>> {
+        let all = self.tasks.iter().map(|task| ProcessMappings {
+            process: task.process(),
+            mappings: &task.memory.mappings,
+            contexts: &task.contexts,
+        });
+        all.collect()
     }
 
     /// Process `pid` as it is restored.

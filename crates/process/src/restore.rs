@@ -1,6 +1,6 @@
 //! The restore of a process tree: built → loaded → running.
 
-mod aio;
+mod calls;
 mod ending;
 mod fill;
 mod job;
@@ -8,7 +8,6 @@ mod lazy_chunks;
 mod loaded;
 mod parent;
 mod registered;
-mod rings;
 mod running;
 mod stops;
 mod taken;
@@ -22,6 +21,7 @@ pub use job::Job;
 use loaded::Loaded;
 use resources::Inherited;
 use resources::cgroup::{Membership, Mode};
+use resources::map::placed;
 use resources::task::{PartState, keyrings};
 use rustix::process::Pid;
 
@@ -207,7 +207,8 @@ struct Image<'a> {
 fn check_host(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
     huge_pages::check(saved, reader)?;
     overcommit::check(saved, reader, false)?;
-    aio::check(saved)
+    let lacks = placed::check(&saved.placed())?;
+    lacks.map_or(Ok(()), |lacks| Err(Error::Unfit(lacks)))
 }
 
 fn bring_back(
@@ -252,7 +253,7 @@ fn bring_back(
     running.stop_all()?;
     log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
-    running.start_rings(saved, &pool)?;
+    running.call(saved, &pool)?;
     running.give_registers(saved, image.processor.as_ref())?;
     announce(observer, Stage::PreResume, root_pid)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();

@@ -4,12 +4,6 @@
 //! are not tracked yet are registered, and the kernel is asked what was written. What is not known
 //! to be as it was is read: mappings that are new, have moved or cannot be registered, tasks that
 //! have called execve(2), and everything after a round that failed.
-//!
-//! - What: memory for rings of io_uring and of asynchronous I/O in a pre-dump, with `--track-mem`
-//!   and `--live`
-//! - Refused: "what the kernel writes to the task's memory for it is not seen by who tracks
-//!   writes".
-//! - CRIU 4.2: refuses rings of io_uring altogether; others are not looked at.
 
 mod bits;
 
@@ -25,7 +19,7 @@ use image::{ImageId, Reader, SpaceId, Writer};
 use memory::scan::{Area, ScanResult};
 use memory::track::{self, TrackResult};
 use resources::map::listing::{Backing, Listed};
-use resources::map::registered;
+use resources::map::{placed, registered};
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
 use sys::process::Process;
@@ -129,7 +123,7 @@ impl Tracking {
                 continue;
             }
             let listed = task.maps()?;
-            check_rings(task.pid(), &listed)?;
+            placed::refuse(task.pid(), &listed)?;
             resources::map::memory::check_secret(&listed, task.pid())?;
             check_returned(task, &listed)?;
             let start_ticks = task.stat()?.0.start_ticks;
@@ -388,18 +382,6 @@ impl Mapped {
         };
         self.maps.retain(|map| !faults(map));
     }
-}
-
-/// Refuses to track or protect memory that the kernel writes to by itself: what it writes to pages
-/// that it has looked up before is seen by nobody.
-pub(crate) fn check_rings(pid: i32, listed: &[Listed]) -> Result<()> {
-    let is_ring = |listed: &&Listed| listed.is_ring() || listed.is_aio();
-    let Some(ring) = listed.iter().find(is_ring) else {
-        return Ok(());
-    };
-    let why = "what the kernel writes to the task's memory for it is not seen by who tracks writes";
-    let refused = resources::Error::unsupported(pid, ring.place());
-    Err(refused.because(why).into())
 }
 
 /// The living tasks, and which of them is the first that has the memory of each: mostly itself.

@@ -1,6 +1,8 @@
 //! Threads of a tree that is being restored, which are stopped when they have all that they had:
 //! what kinds have them do that nobody else can.
 
+use std::ops::Range;
+
 use abi::Addr;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use sys::proc::Limit;
@@ -21,6 +23,10 @@ pub trait Callers {
     fn scratch(&self) -> Addr;
     /// The descriptor of a description in the process of a thread.
     fn number(&self, tid: i32, id: DescriptionId) -> Option<i32>;
+    /// Where the process of a thread has mapped a description, at an offset in this range.
+    fn mapped(&self, tid: i32, id: DescriptionId, offsets: Range<u64>) -> Option<Addr>;
+    /// Where [`tracee::arch::SUBMIT_LOOP`] is in the memory of each of them.
+    fn submit_loop(&self) -> Addr;
 }
 
 /// The result of a call that must have succeeded; `doing` says which call it was.

@@ -1,6 +1,7 @@
 //! Rings of io_uring(7), with programs that wait for them and real ones that work with them.
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use testkit::program::{Program, Spawned};
 use testkit::subject::Subject;
@@ -87,6 +88,58 @@ fn all_that_stands_in_a_ring_survives() {
     for kind in ["plain", "single", "bare", "wide"] {
         assert_survives("rings", kind);
     }
+}
+
+#[test]
+fn requests_that_wait_survive() {
+    needs_rings!();
+    let stillframe = stillframe();
+    let options = &["--tcp-established"];
+    for kind in ["plain", "single", "bare", "wide"] {
+        let subject = Subject::start("requests", &[kind]);
+        for _ in 0..2 {
+            for _ in 0..3 {
+                stillframe.clear();
+                let options = ["--leave-running", "--tcp-established"];
+                stillframe.dump(subject.pid(), &options).must();
+            }
+            assert_eq!(subject.ask("check"), "right", "{kind}");
+        }
+        // One that is refused, as it has connections, is not noticed either.
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &[]).must_fail();
+        assert_eq!(subject.ask("check"), "right", "{kind}");
+        for _ in 0..3 {
+            stillframe.cycle(1, &subject, options);
+            // Once more: requests that were submitted again are those of any program.
+            stillframe.cycle(1, &subject, options);
+            assert_eq!(subject.ask("check"), "right", "{kind}");
+        }
+        stillframe.clear();
+        stillframe.dump(subject.pid(), options).must();
+        testkit::tree::reap_orphans();
+        let lazily = ["--lazy-pages", "--tcp-established"];
+        stillframe.restore(&lazily).must();
+        assert_eq!(subject.ask("check"), "right", "{kind}");
+    }
+}
+
+#[test]
+fn timeouts_go_on_with_the_time_that_remains() {
+    needs_rings!();
+    let (stillframe, options) = (stillframe(), &["--tcp-established"]);
+    let subject = Subject::start("requests", &[]);
+    let begun = Instant::now();
+    assert_eq!(subject.ask("set 4000"), "set");
+    while begun.elapsed() < Duration::from_millis(2500) {
+        stillframe.clear();
+        let options = ["--leave-running", "--tcp-established"];
+        stillframe.dump(subject.pid(), &options).must();
+    }
+    stillframe.cycle(1, &subject, options);
+    let took_ms = subject.ask_number("time");
+    assert!((4000..6000).contains(&took_ms), "{took_ms} ms");
+    assert_eq!(subject.ask("check"), "right");
 }
 
 #[test]

@@ -1,14 +1,5 @@
 //! The descriptions of a tree: those behind descriptors, those that are mapped, and the places
 //! where tasks are.
-//!
-//! - What: mapped rings of io_uring
-//! - Kept: at their addresses.
-//! - Refused: "the task has no descriptor of it".
-//! - CRIU 4.2: refused.
-//! - What: mapped rings of packet sockets
-//! - Kept: at their addresses.
-//! - Refused: "the task has no descriptor of it"; "it is not the whole ring of a packet socket".
-//! - CRIU 4.2: kept, empty.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -25,6 +16,7 @@ use resources::fd::tcp::lock::{self, Lock};
 use resources::fd::watched::Watched;
 use resources::fd::{self, Description, DescriptionId, DumpContext, ErasedKind, Info, Open, Opens};
 use resources::map::listing::Listed;
+use resources::map::placed;
 use resources::{Allow, Error, ledger};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
@@ -160,10 +152,9 @@ impl Files {
         &self.opens[id as usize]
     }
 
-    /// The rings of io_uring(7).
-    pub fn rings(&self) -> impl Iterator<Item = &Open<'_>> {
-        let all = self.opens.iter();
-        all.filter(|open| open.link == fd::io_uring::LINK)
+    /// All descriptions.
+    pub fn all(&self) -> &[Open<'_>] {
+        &self.opens
     }
 
     /// All descriptors of a description, as (pid, fd), in ascending order.
@@ -176,29 +167,13 @@ impl Files {
 
     /// The description of a mapped ring, whose descriptors were listed before.
     pub fn ring(&self, pid: i32, listed: &Listed) -> Result<DescriptionId> {
-        let is_it = |open: &&Open<'_>| {
-            open.link == listed.name
-                && (open.stat.st_dev, open.stat.st_ino) == (listed.dev, listed.ino)
-        };
-        let is_here = |open: &Open<'_>| self.numbers(open.id).iter().any(|at| at.0 == pid);
-        let mut all = self.opens.iter().filter(is_it);
-        let open = all.find(|open| is_here(open)).map(|open| open.id);
-        open.ok_or_else(|| {
-            let why = "the task has no descriptor of it";
-            Error::unsupported(pid, listed.place()).because(why).into()
+        let is_here = |open: &&Open<'_>| self.numbers(open.id).iter().any(|at| at.0 == pid);
+        let opens = self.opens.iter().filter(|open| open.link == listed.name);
+        let opens = opens.filter(is_here);
+        Ok(match listed.is_ring() {
+            true => placed::ring(opens, pid, listed)?.id,
+            false => placed::packet_ring(opens, pid, listed)?,
         })
-    }
-
-    /// The description of a packet socket whose ring is mapped.
-    pub fn packet_ring(&self, pid: i32, listed: &Listed) -> Result<DescriptionId> {
-        let id = self.ring(pid, listed)?;
-        let bytes = listed.span.bytes();
-        let is_whole = fd::packet_socket::has_ring_of(&self.opens[id.0 as usize], bytes)?;
-        if is_whole && listed.shared && listed.offset == 0 {
-            return Ok(id);
-        }
-        let why = "it is not the whole ring of a packet socket";
-        Err(Error::unsupported(pid, listed.place()).because(why).into())
     }
 
     /// The description of a mapping's file.
@@ -418,7 +393,7 @@ pub(super) fn describe(
         }
         kinds = claim(&files.opens[first..], obstacles)?;
     }
-    for (open, kind) in files.opens.iter().zip(all) {
+    for (open, kind) in files.opens.iter().zip(&all) {
         let checked = kind.map_or(Ok(()), |kind| kind.check_among(open, &files.opens, allow));
         obstacles.note(checked)?;
     }
@@ -430,6 +405,12 @@ pub(super) fn describe(
         if described.lock.is_some() || !lock::is_needed(&files.opens[at])? {
             let mut context = Context::new((allow, files), watched, &mut described);
             saved[at] = context.dump(at, kind, obstacles)?;
+        }
+    }
+    if described.lock.is_some() {
+        for (open, kind) in files.opens.iter().zip(&all) {
+            let working = kind.filter(|kind| kind.works());
+            obstacles.note(working.map_or(Ok(()), |kind| kind.check_last(open)))?;
         }
     }
     for (open, (description, attributes)) in files.opens.iter().zip(saved) {

@@ -1,6 +1,5 @@
 //! Frozen → inventory: everything but the contents of memory.
 
-mod aio;
 mod auxv;
 mod cgroups;
 mod descriptors;
@@ -16,7 +15,6 @@ mod patience;
 mod policies;
 mod questions;
 mod registered;
-mod rings;
 mod segments;
 mod sharing;
 mod spaces;
@@ -26,6 +24,7 @@ mod tree;
 mod untold;
 mod vdso;
 mod watches;
+mod working;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -41,8 +40,7 @@ use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
 use resources::fd::tcp::newcomers::Held;
-use resources::fd::{locks, table, tags, userfaultfd};
-use resources::map::aio::TAG as AIO;
+use resources::fd::{locks, table, userfaultfd};
 use resources::map::vdso::Vdso;
 use resources::task::semaphores;
 
@@ -80,6 +78,8 @@ pub(crate) struct Inventory {
     pub foreign: Vec<Vdso>,
     /// Hard links that were made for the image.
     pub links: Vec<Link>,
+    /// Whether there is anything in the tree that works while it is stopped.
+    pub works: bool,
     /// Memory that is registered with userfaultfds of the tree, by process.
     pub registered: Vec<(i32, Vec<Span>)>,
     /// Called when the dump fails later.
@@ -110,12 +110,6 @@ impl Inventory {
 }
 
 impl Inventory {
-    /// Whether there are rings of io_uring(7) or of asynchronous I/O.
-    pub fn has_rings(&self) -> bool {
-        let mut records = self.records.iter();
-        records.any(|record| [tags::IO_URING, AIO].contains(&record.tag))
-    }
-
     /// How much is to be read of tasks and objects, at most.
     pub fn bytes(&self) -> u64 {
         let extents = self.memory.iter().flat_map(|memory| &memory.extents);
@@ -165,7 +159,8 @@ fn collect_all(
         mut found,
         vdsos,
         listed,
-        contexts,
+        of_mappings,
+        works,
     } = settled;
     let outside = describe_and_ask(frozen, (&mut found, listed), &mut how, obstacles)?;
     let mut tree = tree::of(&found, view.numbering().boot());
@@ -183,7 +178,7 @@ fn collect_all(
         }
     }
     spaces.find_shared(&tree)?;
-    records.extend(contexts.into_iter().flatten());
+    records.extend(of_mappings.into_iter().flatten());
     records.extend(described.encode());
     records.extend(described.attributes);
     records.extend(cgroups.into_iter().flatten());
@@ -207,6 +202,7 @@ fn collect_all(
         kept,
         foreign,
         links: described.links,
+        works,
         registered,
         undo: described.undo,
         lock: described.lock,
@@ -221,8 +217,10 @@ struct Settled {
     found: Vec<Found>,
     vdsos: vdso::Vdsos,
     listed: Listed,
-    /// The contexts of asynchronous I/O, by task.
-    contexts: Vec<Option<Record>>,
+    /// The records of mappings that the kernel works on, by task.
+    of_mappings: Vec<Option<Record>>,
+    /// Whether there is anything that works while the tree is stopped.
+    works: bool,
 }
 
 /// Looks at a tree. What its requests did before they ended, some of them meanwhile, is seen in
@@ -236,20 +234,23 @@ fn settled(
     let allow = how.allow;
     let (mut found, mut vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
     check_tree(&found, how, obstacles)?;
-    if let Some(pid) = aio::with_contexts(&found).next().map(Process::pid) {
-        how.homework.check_aio(pid)?;
+    if let Some(pid) = working::with_mappings(&found).next().map(Process::pid) {
+        how.homework.check_mappings(pid)?;
     }
-    let has_contexts = aio::settle(&found)?;
-    let contexts = found.iter().map(|found| aio::contexts(found, obstacles));
-    let contexts = contexts.collect::<Result<Vec<_>>>()?;
+    let has_mappings = working::settle_mappings(&found)?;
+    let records = found
+        .iter()
+        .map(|found| working::mappings(found, obstacles));
+    let records = records.collect::<Result<Vec<_>>>()?;
     let mut listed = Listed::new(frozen, &mut found, allow, obstacles)?;
-    let has_rings = listed.has_rings();
-    if has_rings {
+    let has_working = listed.working().next().is_some();
+    if has_working {
         // For that, tasks make calls.
         obstacles.check()?;
-        rings::settle(frozen, &mut found, &listed)?;
+        working::settle(frozen, &mut found, &listed)?;
     }
-    if has_rings || has_contexts {
+    let works = has_working || has_mappings;
+    if works {
         (found, vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     }
@@ -258,7 +259,8 @@ fn settled(
         found,
         vdsos,
         listed,
-        contexts,
+        of_mappings: records,
+        works,
     })
 }
 
@@ -361,7 +363,7 @@ fn check_tree(found: &[Found], how: &mut How<'_>, obstacles: &mut Obstacles) -> 
     let tree = tree::of(found, &[]);
     obstacles.note(fitness::check_session(&tree, allow))?;
     obstacles.note(plan::sharing::plan(&tree))?;
-    rings::check_memory(found, obstacles)?;
+    working::check_memory(found, obstacles)?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));
     segments::check(listed, obstacles)
 }

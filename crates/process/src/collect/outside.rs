@@ -66,15 +66,15 @@ impl Listed {
         })
     }
 
-    /// Whether there are rings of io_uring(7).
-    pub fn has_rings(&self) -> bool {
-        self.files.rings().next().is_some()
-    }
-
-    /// The rings of io_uring(7), each with the descriptors that tasks have of it.
-    pub fn rings(&self) -> impl Iterator<Item = (&fd::Open<'_>, Vec<(i32, i32)>)> {
-        let rings = self.files.rings();
-        rings.map(|open| (open, self.files.numbers(open.id)))
+    /// The descriptions of kinds that work while the tree is stopped, each with the descriptors
+    /// that tasks have of it.
+    pub fn working(
+        &self,
+    ) -> impl Iterator<Item = (&fd::Open<'_>, &'static dyn fd::ErasedKind, Vec<(i32, i32)>)> {
+        let all = self.files.all().iter();
+        let kinds = all.map(|open| (open, self.claimed.kind(open.id.0)));
+        let working = kinds.filter_map(|(open, kind)| Some((open, kind.filter(|k| k.works())?)));
+        working.map(|(open, kind)| (open, kind, self.files.numbers(open.id)))
     }
 
     /// The processes of the tree that have not ended.
@@ -181,8 +181,7 @@ impl Found {
         let descriptors = descriptors.collect::<Result<_>>()?;
         for (listed, mapped) in self.listed.iter().zip(&mut mapped) {
             let ring = match listed.backing() {
-                Backing::File if listed.is_ring() => files.ring(pid, listed),
-                Backing::File if listed.is_socket() => files.packet_ring(pid, listed),
+                Backing::File if listed.is_ring() || listed.is_socket() => files.ring(pid, listed),
                 _ => continue,
             };
             *mapped = obstacles.note(ring)?.map(|id| id.0);

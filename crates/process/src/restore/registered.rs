@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use sys::uffd::{Features, Modes, Uffd};
 use syscalls::Sysno;
 
-use super::rings::Threads;
+use super::calls::Threads;
 use crate::collect::cached_in;
 use crate::pool::Pool;
 use crate::records::{Saved, SavedTask};

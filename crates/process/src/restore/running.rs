@@ -16,9 +16,9 @@ use sys::ptrace::{self, Event};
 use syscalls::Sysno;
 use tracee::Call;
 
+use super::calls::Threads;
 use super::ending::kill_tree;
 use super::registered;
-use super::rings::Threads;
 use super::stops::wait_stop;
 use super::stops::{self, Untold};
 use crate::build::Built;
@@ -81,9 +81,9 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Has threads do what only they can for rings of io_uring(7) and of asynchronous I/O, and
-    /// registers memory with the tree's userfaultfds.
-    pub(super) fn start_rings(&self, saved: &Saved<'_>, pool: &Pool) -> Result<()> {
+    /// Has threads make the mappings and the calls that only they can make, and registers memory
+    /// with the tree's userfaultfds.
+    pub(super) fn call(&self, saved: &Saved<'_>, pool: &Pool) -> Result<()> {
         let mut threads = Threads {
             saved,
             syscall: self.syscall(),
@@ -92,8 +92,7 @@ impl<'a> Running<'a> {
             write: &|at, bytes| self.built.area.write(at, bytes),
         };
         threads.map()?;
-        threads.make_contexts()?;
-        threads.start(|id| pool.own(id))?;
+        pool.call(saved, &mut threads)?;
         registered::register(saved, pool, &mut threads)
     }
 

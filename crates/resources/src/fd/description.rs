@@ -6,9 +6,11 @@ use std::any::Any;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use abi::Span;
 use prost::Message as _;
 
 use super::{DescriptionId, DumpContext, Kind, Open, Opens, RestoreContext, SharedMemory, Stage};
+use crate::callers::Callers;
 use crate::script::Script;
 use crate::{Allow, Error, Result};
 
@@ -18,6 +20,16 @@ pub trait ErasedKind: Sync {
     fn tag(&self) -> u16;
     /// See [`Kind::NAME`].
     fn name(&self) -> &'static str;
+    /// See [`Kind::LINK`].
+    fn link(&self) -> Option<&'static [u8]>;
+    /// See [`Kind::LOOKED_UP`].
+    fn is_looked_up(&self) -> bool;
+    /// See [`Kind::WORKS`].
+    fn works(&self) -> bool;
+    /// See [`Kind::is_busy`].
+    fn is_busy(&self, open: &Open<'_>) -> bool;
+    /// See [`Kind::settle`].
+    fn settle(&self, fd: i32, script: &mut Script);
     /// See [`Kind::claims`].
     fn claims(&self, open: &Open<'_>) -> bool;
     /// See [`Kind::dump`].
@@ -30,6 +42,11 @@ pub trait ErasedKind: Sync {
     /// # Errors
     /// Those of [`Kind::check_among`].
     fn check_among(&self, open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()>;
+    /// See [`Kind::check_last`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::check_last`].
+    fn check_last(&self, open: &Open<'_>) -> Result<()>;
     /// Decodes what an image says of description `id`, and checks it ([`Kind::check`]).
     ///
     /// # Errors
@@ -46,6 +63,26 @@ impl<K: Kind> ErasedKind for K {
         K::NAME
     }
 
+    fn link(&self) -> Option<&'static [u8]> {
+        K::LINK
+    }
+
+    fn is_looked_up(&self) -> bool {
+        K::LOOKED_UP
+    }
+
+    fn works(&self) -> bool {
+        K::WORKS
+    }
+
+    fn is_busy(&self, open: &Open<'_>) -> bool {
+        K::is_busy(open)
+    }
+
+    fn settle(&self, fd: i32, script: &mut Script) {
+        K::settle(fd, script);
+    }
+
     fn claims(&self, open: &Open<'_>) -> bool {
         <K as Kind>::claims(open)
     }
@@ -57,6 +94,10 @@ impl<K: Kind> ErasedKind for K {
 
     fn check_among(&self, open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()> {
         <K as Kind>::check_among(open, all, allow)
+    }
+
+    fn check_last(&self, open: &Open<'_>) -> Result<()> {
+        <K as Kind>::check_last(open)
     }
 
     fn decode(&self, id: DescriptionId, payload: &[u8]) -> Result<Box<dyn Description>> {
@@ -114,6 +155,18 @@ pub trait Description: Any + Send + Sync {
     /// # Errors
     /// Those of [`Kind::act`].
     fn act(&self, stage: Stage, own: BorrowedFd<'_>, allow: &Allow) -> Result<()>;
+    /// See [`Kind::call`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::call`].
+    fn call(&self, at: (DescriptionId, BorrowedFd<'_>), callers: &mut dyn Callers) -> Result<()>;
+    /// See [`Kind::pins_memory`].
+    fn pins_memory(&self) -> bool;
+    /// See [`Kind::check_memory`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::check_memory`].
+    fn check_memory(&self, at: (i32, i32), written: &[Span]) -> Result<()>;
     /// See [`Kind::in_task`].
     fn in_task(&self, fd: i32, script: &mut Script);
     /// See [`Kind::task`].
@@ -195,6 +248,18 @@ impl<K: Kind> Description for Decoded<K> {
 
     fn act(&self, stage: Stage, own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
         K::act(&self.0, stage, own, allow)
+    }
+
+    fn call(&self, at: (DescriptionId, BorrowedFd<'_>), callers: &mut dyn Callers) -> Result<()> {
+        K::call(&self.0, at, callers)
+    }
+
+    fn pins_memory(&self) -> bool {
+        K::pins_memory(&self.0)
+    }
+
+    fn check_memory(&self, at: (i32, i32), written: &[Span]) -> Result<()> {
+        K::check_memory(&self.0, at, written)
     }
 
     fn in_task(&self, fd: i32, script: &mut Script) {

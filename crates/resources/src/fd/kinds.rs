@@ -64,6 +64,19 @@ pub fn claim(open: &Open<'_>) -> Result<&'static dyn ErasedKind> {
         .ok_or_else(|| open.unsupported(refused::why(open), None))
 }
 
+/// The links of descriptors of which only the kernel's memory tells enough.
+pub fn links_looked_up() -> impl Iterator<Item = &'static [u8]> {
+    let kinds = KINDS.iter().filter(|kind| kind.is_looked_up());
+    kinds.filter_map(|kind| kind.link())
+}
+
+/// The kind of a descriptor with this link, if it [`super::Kind::WORKS`].
+#[must_use]
+pub fn worker(link: &[u8]) -> Option<&'static dyn ErasedKind> {
+    let mut kinds = KINDS.iter().copied();
+    kinds.find(|kind| kind.works() && kind.link() == Some(link))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

@@ -17,6 +17,7 @@ pub mod eventfd;
 pub mod fanotify;
 pub mod fifo;
 mod ghost;
+mod id;
 mod info;
 pub mod inotify;
 pub mod io_uring;
@@ -66,22 +67,21 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use abi::Span;
 use rustix::fs::{FileType, Stat};
 use sys::process::Process;
 
 pub use description::{Description, ErasedKind};
+pub use id::DescriptionId;
 pub use info::Info;
-pub use kinds::{KINDS, claim, kind_of};
+pub use kinds::{KINDS, claim, kind_of, links_looked_up, worker};
 
 use socket::diag::UnixIndex;
 use watched::Watched;
 
+use crate::callers::Callers;
 use crate::script::Script;
 use crate::{Allow, Error, Result};
-
-/// Number of an open file description in an image, from 0 in the order of the dump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DescriptionId(pub u32);
 
 /// One open file description as the dump sees it.
 pub struct Open<'a> {
@@ -381,9 +381,15 @@ pub trait RestoreContext {
 }
 
 /// A stage at the end of a restore, when all tasks have what they had and their threads are
-/// stopped. The restorer calls [`Kind::act`] for all descriptions in one stage before the next.
+/// stopped. The restorer has all descriptions act in one stage before the next, in the order of
+/// their ids, in its own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// All threads are stopped at the end of their scripts, memory is filled, and none has the
+    /// registers of its program yet. [`Kind::call`] has threads make calls that nobody else can
+    /// make. Packets are still held back, and the restore may still fail: nothing is done that
+    /// others would see. Only kinds that [`Kind::STAYS`] act in this stage.
+    Call,
     /// Nothing else can fail any more. One that [`Kind::needs`] another acts before that; the
     /// descriptor of one that [`Kind::is_late`] is a copy of a task's.
     Enable,
@@ -403,7 +409,24 @@ pub trait Kind: Sync + 'static {
     /// True if the restorer keeps descriptions of this kind in its own table, however many there
     /// are: it sets them in motion at the end, or looks through all of them for an address in use.
     const STAYS: bool = false;
+    /// The link of its descriptors in /proc, of kinds that have the same for all.
+    const LINK: Option<&'static [u8]> = None;
+    /// True if only the kernel's memory tells enough of it. The dumper looks up where the kernel
+    /// has its structures before it stops a tree with a [`Kind::LINK`] of the kind.
+    const LOOKED_UP: bool = false;
+    /// True if the kernel works on requests of it while the tree is stopped, and maps memory of it
+    /// into tasks. The dumper has [`Kind::settle`] end them, and looks at the tree once more; a
+    /// process that shares its memory with others has none.
+    const WORKS: bool = false;
 
+    /// Whether requests are under way that end as soon as threads make the calls of
+    /// [`Kind::settle`]. Called while the tree is stopped, only for kinds that [`Kind::WORKS`].
+    fn is_busy(_open: &Open<'_>) -> bool {
+        false
+    }
+    /// Adds the calls by which a stopped thread has such requests end; `fd` is its descriptor. They
+    /// wait for nothing.
+    fn settle(_fd: i32, _script: &mut Script) {}
     /// Whether `open` is of this kind. Must not change anything and be cheap: link, stat and info
     /// usually say it.
     fn claims(open: &Open<'_>) -> bool;
@@ -418,6 +441,14 @@ pub trait Kind: Sync + 'static {
     /// # Errors
     /// [`Error::Unsupported`].
     fn check_among(_open: &Open<'_>, _all: &Opens<'_>, _allow: &Allow) -> Result<()> {
+        Ok(())
+    }
+    /// Refuses what has changed while connections were described, whose packets are held back by
+    /// then: what came before that is in their records. Called for kinds that [`Kind::WORKS`].
+    ///
+    /// # Errors
+    /// [`Error::Passing`].
+    fn check_last(_open: &Open<'_>) -> Result<()> {
         Ok(())
     }
     /// Refuses a record that no dump writes. Every other method may rely on it: an image's record
@@ -484,6 +515,34 @@ pub trait Kind: Sync + 'static {
         _stage: Stage,
         _own: BorrowedFd<'_>,
         _allow: &Allow,
+    ) -> Result<()> {
+        Ok(())
+    }
+    /// Has threads of the tree make the calls that nobody else can make, in [`Stage::Call`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where a thread lacks a descriptor; those of `callers`; [`Error::Kernel`]
+    /// for calls that fail.
+    fn call(
+        _record: &Self::Record,
+        _at: (DescriptionId, BorrowedFd<'_>),
+        _callers: &mut dyn Callers,
+    ) -> Result<()> {
+        Ok(())
+    }
+    /// Whether the kernel looks up memory of the task for it, which is filled before that.
+    fn pins_memory(_record: &Self::Record) -> bool {
+        false
+    }
+    /// Refuses memory that cannot be looked up, in a process that has the description as `fd`;
+    /// `written` is what can be written there.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    fn check_memory(
+        _record: &Self::Record,
+        (_pid, _fd): (i32, i32),
+        _written: &[Span],
     ) -> Result<()> {
         Ok(())
     }

@@ -123,6 +123,8 @@ impl Kind for Userfaultfd {
     type Record = Record;
     const TAG: u16 = tags::USERFAULTFD;
     const NAME: &'static str = "userfaultfd";
+    const LINK: Option<&'static [u8]> = Some(LINK);
+    const LOOKED_UP: bool = true;
     const STAYS: bool = true;
 
     fn claims(open: &Open<'_>) -> bool {

@@ -11,6 +11,7 @@
 //! - [`read`]: those of them that read pages,
 //! - [`attach`]: those of them that attach System V shared memory,
 //! - [`registered`]: what userfaultfds of the tree are told of it,
+//! - [`placed`]: those of them that the kernel places or writes to by itself,
 //! - [`room`]: addresses that are free between them,
 //! - [`aio`]: rings of asynchronous I/O, and the contexts that they belong to,
 //! - [`vdso`]: the kernel's code in it, and how another kernel's is replaced.
@@ -23,6 +24,7 @@ pub mod listing;
 pub mod memory;
 mod neighbours;
 pub mod pages;
+pub mod placed;
 pub mod policy;
 mod promise;
 mod read;

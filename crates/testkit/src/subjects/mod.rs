@@ -33,6 +33,7 @@ mod perf_events;
 mod posix_timers;
 mod rare_sockets;
 mod refused;
+mod requests;
 mod rings;
 mod rlimits;
 mod sessions;
@@ -96,6 +97,7 @@ const ALL: &[(&str, Run)] = &[
     ("posix-timers", posix_timers::run),
     ("rare-sockets", rare_sockets::run),
     ("refused", refused::run),
+    ("requests", requests::run),
     ("rings", rings::run),
     ("rlimits", rlimits::run),
     ("sessions", sessions::run),
@@ -308,6 +310,7 @@ mod tests {
             ("fds", &[]),
             ("mmaps", &[]),
             ("patchwork", &["1"]),
+            ("requests", &[]),
             ("rings", &[]),
             ("threads-epoll", &[]),
             ("tree", &["7"]),

@@ -33,8 +33,8 @@ const UNREAD: u64 = 70;
 const PREPARED: u64 = 80;
 
 /// What a program knows of a ring.
-struct Ring {
-    own: OwnedFd,
+pub(super) struct Ring {
+    pub own: OwnedFd,
     places: Places,
     queues: RingMemory,
     entries: RingMemory,
@@ -44,18 +44,30 @@ struct Ring {
 
 /// An entry to submit.
 #[derive(Clone, Copy, Default)]
-struct Entry {
-    opcode: u8,
-    flags: u8,
-    fd: i32,
-    offset: u64,
-    address: u64,
-    len_bytes: u32,
-    data: u64,
+pub(super) struct Entry {
+    pub opcode: u8,
+    pub flags: u8,
+    /// Flags of an operation on a socket.
+    pub options: u16,
+    pub fd: i32,
+    pub offset: u64,
+    pub address: u64,
+    pub len_bytes: u32,
+    /// Events, or flags of the operation.
+    pub operation_flags: u32,
+    pub data: u64,
+}
+
+/// A completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Completion {
+    pub data: u64,
+    pub result: i32,
+    pub flags: u32,
 }
 
 impl Ring {
-    fn new(kind: &str) -> Result<Self, Failure> {
+    pub fn new(kind: &str) -> Result<Self, Failure> {
         let flags = match kind {
             "plain" => 0,
             "bare" => 1 << 16,
@@ -78,21 +90,23 @@ impl Ring {
         })
     }
 
-    fn prepare(&self, entry: Entry) {
+    pub fn prepare(&self, entry: Entry) {
         let tail = self.queues.word(self.places.sq_tail());
         let at = tail.load(Acquire) & (ENTRIES - 1);
         let place = at as usize * self.entry_bytes;
         let words = [
-            u32::from(entry.opcode) | u32::from(entry.flags) << 8,
+            u32::from(entry.opcode) | u32::from(entry.flags) << 8 | u32::from(entry.options) << 16,
             entry.fd.cast_unsigned(),
             entry.offset as u32,
             (entry.offset >> 32) as u32,
             entry.address as u32,
             (entry.address >> 32) as u32,
             entry.len_bytes,
-            0,
+            entry.operation_flags,
             entry.data as u32,
             (entry.data >> 32) as u32,
+            0,
+            0,
         ];
         for (index, word) in words.into_iter().enumerate() {
             self.entries.word(place + 4 * index).store(word, Relaxed);
@@ -106,6 +120,12 @@ impl Ring {
 
     /// Sees a completion: whose it is, and its result.
     fn see(&self) -> Option<(u64, i32)> {
+        let seen = self.take()?;
+        Some((seen.data, seen.result))
+    }
+
+    /// Sees a completion.
+    pub fn take(&self) -> Option<Completion> {
         let head = self.queues.word(self.places.cq_head());
         let at = head.load(Acquire);
         if at == self.queues.word(self.places.cq_tail()).load(Acquire) {
@@ -115,10 +135,11 @@ impl Ring {
         let index = (at & (2 * ENTRIES - 1)) as usize;
         let place = self.places.0[15] as usize + bytes * index;
         let word = |at: usize| self.queues.word(place + at).load(Acquire);
-        let seen = (
-            u64::from(word(0)) | u64::from(word(4)) << 32,
-            word(8).cast_signed(),
-        );
+        let seen = Completion {
+            data: u64::from(word(0)) | u64::from(word(4)) << 32,
+            result: word(8).cast_signed(),
+            flags: word(12),
+        };
         head.store(at + 1, Release);
         Some(seen)
     }
@@ -236,7 +257,7 @@ impl Subject {
             address: self.buffer.as_ptr() as u64,
             len_bytes,
             data: 1 << 40,
-            offset: 0,
+            ..Entry::default()
         };
         let (write, read) = (entry(WRITE_FIXED), entry(READ_FIXED));
         let wrote = self.make(write)?;

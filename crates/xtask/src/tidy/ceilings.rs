@@ -19,9 +19,9 @@ pub const OWN: &str = "crates/xtask/src/tidy/ceilings.rs";
 /// The crates that drive.
 const DRIVERS: &[&str] = &["freeze", "process"];
 /// Lines of [`DRIVERS`] that name a tag.
-const TAGS: usize = 18;
+const TAGS: usize = 17;
 /// Lines of [`DRIVERS`] that name the module of a kind.
-const KINDS: usize = 85;
+const KINDS: usize = 72;
 /// The crates of which code may run in another world.
 const TRAVELLERS: &[&str] = &["freeze", "memory", "process", "resources", "tracee"];
 /// Lines of [`TRAVELLERS`] with a literal that begins with /proc.
@@ -31,11 +31,11 @@ const CIRCLES: &[(&str, usize)] = &[
     ("bench", 16),
     ("cli", 3),
     ("programs", 7),
-    ("resources", 61),
+    ("resources", 60),
     ("serve", 11),
     ("store", 1),
     ("sys", 8),
-    ("testkit", 63),
+    ("testkit", 64),
     ("tracee", 3),
     ("vm", 17),
     ("volume", 3),

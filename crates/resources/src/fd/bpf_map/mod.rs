@@ -153,6 +153,8 @@ impl Kind for BpfMap {
     type Record = Record;
     const TAG: u16 = tags::BPF_MAP;
     const NAME: &'static str = "BPF map";
+    const LINK: Option<&'static [u8]> = Some(LINK);
+    const LOOKED_UP: bool = true;
 
     fn claims(open: &Open<'_>) -> bool {
         open.link == LINK

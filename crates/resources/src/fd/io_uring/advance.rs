@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use sys::ring::{Places, RingMemory};
 
+use super::message;
 use super::seen::flag;
 use crate::{Error, Result};
 
@@ -27,11 +28,24 @@ pub(super) trait Submit {
     fn submit_all(&mut self, _work: Work, _now: &dyn Fn() -> u32) -> Result<bool> {
         Ok(false)
     }
+
+    /// Sends as many messages to the ring: each is a completion there, now or with the next
+    /// [`Submit::receive`].
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn send(&mut self, count: u32) -> Result<()>;
+
+    /// Has messages posted that were sent.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn receive(&mut self) -> Result<()>;
 }
 
 /// Entries to submit.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub(super) struct Work {
     /// How many a call is to take.
     pub count: u32,
     /// The word of the queues that says how far it is, in bytes from their start.
@@ -56,24 +70,35 @@ pub(super) struct Counters {
     pub cq_head: u32,
     /// Whether there were entries without completions that said so.
     pub has_skipped: bool,
+    /// How many of the entries are of requests that wait. They are submitted again afterwards.
+    pub waiting: u32,
 }
 
 impl Counters {
     /// Why these counters cannot be come to, if so.
     pub fn hindrance(&self) -> Option<&'static str> {
+        const MOST_MORE: u32 = 1 << 31;
         let has_array = self.flags & flag::NO_SQARRAY == 0;
         match () {
             () if self.unread() > self.cq_entries => {
                 Some("the head of its completion queue makes no sense")
             }
-            () if self.cq_tail > self.sq_head => {
+            () if self.waiting > self.sq_head => {
+                Some("its requests are more than the entries that it has taken")
+            }
+            () if self.cq_tail.saturating_sub(self.worked()) > MOST_MORE => {
                 Some("it has posted more completions than it has taken entries")
             }
-            () if self.cq_tail < self.sq_head && !has_array && !self.has_skipped => {
+            () if self.cq_tail < self.worked() && !has_array && !self.has_skipped => {
                 Some("it has posted fewer completions than it has taken entries")
             }
             () => None,
         }
+    }
+
+    /// Entries of requests that wait no more.
+    pub fn worked(&self) -> u32 {
+        self.sq_head.wrapping_sub(self.waiting)
     }
 
     /// Completions that wait to be seen.
@@ -97,18 +122,21 @@ impl Counters {
     ) -> Result<()> {
         const RELEASE: Ordering = Ordering::Release;
         let sq_tail = queues.word(places.sq_tail());
-        sq_tail.store(self.cq_tail, RELEASE);
+        let worked = self.worked();
+        let own = self.cq_tail.min(worked);
+        sq_tail.store(own, RELEASE);
         // Entries that are all zeros do nothing, and all places of the array lead to the first one.
-        self.post(places, queues, by)?;
+        self.post(own, places, queues, by)?;
+        self.post_more(own, places, queues, by)?;
         queues.word(places.cq_head()).store(self.cq_head, RELEASE);
-        sq_tail.store(self.sq_head, RELEASE);
-        let mut rest = self.sq_head - self.cq_tail;
+        sq_tail.store(worked, RELEASE);
+        let mut rest = worked - own;
         if self.has_skipped && rest > 0 {
             self.prepare_silent(entries);
             let work = Work {
                 count: self.sq_entries,
                 watched: places.sq_head(),
-                until: self.sq_head,
+                until: worked,
                 head: None,
             };
             let now = || queues.word(places.sq_head()).load(Ordering::Acquire);
@@ -132,14 +160,20 @@ impl Counters {
         }
         let came = |at: usize| queues.word(at).load(Ordering::Acquire);
         let came = (came(places.sq_head()), came(places.cq_tail()));
-        match came == (self.sq_head, self.cq_tail) {
+        match came == (worked, self.cq_tail) {
             true => Ok(()),
             false => Err(strange(format!("came to {came:?}, not to {self:?}"))),
         }
     }
 
-    /// Has as many completions posted as there were.
-    fn post(&self, places: &Places, queues: &RingMemory, by: &mut dyn Submit) -> Result<()> {
+    /// Has as many completions posted, of as many entries.
+    fn post(
+        &self,
+        own: u32,
+        places: &Places,
+        queues: &RingMemory,
+        by: &mut dyn Submit,
+    ) -> Result<()> {
         let cq_head = queues.word(places.cq_head());
         let is_wrapped = self.cq_head > self.cq_tail;
         if is_wrapped {
@@ -150,7 +184,7 @@ impl Counters {
         let work = Work {
             count: self.sq_entries,
             watched: places.cq_tail(),
-            until: self.cq_tail,
+            until: own,
             head: (!is_wrapped).then_some(head),
         };
         let now = || queues.word(places.cq_tail()).load(Ordering::Acquire);
@@ -158,12 +192,44 @@ impl Counters {
             return Ok(());
         }
         let mut posted = 0;
-        while posted < self.cq_tail {
+        while posted < own {
             if !is_wrapped {
                 cq_head.store(posted.min(self.cq_head), Ordering::Release);
             }
-            let count = self.sq_entries.min(self.cq_tail - posted);
+            let count = self.sq_entries.min(own - posted);
             posted += submitted(by.submit(count)?, count)?;
+        }
+        Ok(())
+    }
+
+    /// Has the completions posted for which there was no entry: one request may have many, and
+    /// other rings send some.
+    fn post_more(
+        &self,
+        mut posted: u32,
+        places: &Places,
+        queues: &RingMemory,
+        by: &mut dyn Submit,
+    ) -> Result<()> {
+        const TRIES: u32 = 1000;
+        let (cq_head, cq_tail) = (places.cq_head(), places.cq_tail());
+        while posted < self.cq_tail {
+            if self.cq_head <= self.cq_tail {
+                let head = posted.min(self.cq_head);
+                queues.word(cq_head).store(head, Ordering::Release);
+            }
+            let most = self.cq_entries.min(message::MOST);
+            let count = most.min(self.cq_tail - posted);
+            by.send(count)?;
+            posted += count;
+            let mut tries = 0;
+            while queues.word(cq_tail).load(Ordering::Acquire) != posted {
+                by.receive()?;
+                tries += 1;
+                if tries > TRIES {
+                    return Err(strange(format!("has not come to {posted} completions")));
+                }
+            }
         }
         Ok(())
     }

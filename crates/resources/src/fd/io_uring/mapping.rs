@@ -5,18 +5,29 @@ use abi::{Addr, PAGE_BYTES, Span};
 use sys::process::Process;
 use syscalls::Sysno;
 
-use crate::callers::{Callers, checked};
+use crate::callers::{Callers, Unlimited, checked};
 use crate::fd::DescriptionId;
 use crate::map::listing::{self, Listed};
-use crate::map::memory::Mapping;
+use crate::map::memory::{Mapping, Special};
 use crate::{Error, Result};
 
-/// Has a process map a ring where it was. The kernel chooses the address of a ring, and lets nobody
-/// say one, nor move it: so for that moment, all other room for it is taken.
+/// Has a process map its rings, of those mappings.
 ///
 /// # Errors
 /// [`Error::Corrupt`] where the process has no such ring, [`Error::Kernel`].
-pub fn map(process: &Process, ring: &Mapping, callers: &mut dyn Callers) -> Result<()> {
+pub fn map(process: &Process, mappings: &[Mapping], callers: &mut dyn Callers) -> Result<()> {
+    let is_ring = |map: &&Mapping| map.special() == Special::Ring;
+    let mut rings = mappings.iter().filter(is_ring).peekable();
+    if rings.peek().is_none() {
+        return Ok(());
+    }
+    let _unlimited = Unlimited::make(process.pid());
+    rings.try_for_each(|ring| map_one(process, ring, callers))
+}
+
+/// Has a process map a ring where it was. The kernel chooses the address of a ring, and lets nobody
+/// say one, nor move it: so for that moment, all other room for it is taken.
+fn map_one(process: &Process, ring: &Mapping, callers: &mut dyn Callers) -> Result<()> {
     const MAP_PRIVATE: u64 = libc::MAP_PRIVATE as u64;
     const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS as u64;
     const MAP_NORESERVE: u64 = libc::MAP_NORESERVE as u64;

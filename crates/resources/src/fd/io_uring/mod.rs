@@ -1,31 +1,48 @@
 //! Rings of io_uring(7): descriptor and memory at once.
 //!
-//! A ring is saved when no request is under way in it ([`seen`] says how that is known), with all
-//! that stands in its memory: completions that nobody has seen yet, entries that are not submitted.
+//! A ring is saved with all that stands in its memory: completions that nobody has seen yet,
+//! entries that are not submitted. Requests that wait for a file or a time have done nothing yet
+//! ([`pending`] reads them in the kernel); others are waited for ([`seen`] says how that is known).
 //! A new ring is brought to the same counters ([`advance`]) and gets the same memory. Its mappings
-//! are made by the tasks, at their addresses.
+//! are made by the tasks, at their addresses, and the threads that made requests submit them again
+//! ([`resubmit`]).
 //!
 //! - Kept: both queues with their counters, unread completions and entries that are not submitted;
+//!   requests that wait: polls, also repeated ones, accepts, also repeated ones, receives
+//!   (also of messages), reads, timeouts with the time that remains, alone or of another request;
 //!   registered files, buffers, eventfd and numbers; limits of workers; who alone may submit. Needs
 //!   bpf(2) and the kernel's description of its types (Linux 6.15).
-//! - Refused: "a request is under way that may never end: …" (a timeout, a poll, an accept); "…
-//!   requests are under way", for all of `--timeout`; "its completion queue has overflowed", for
-//!   all of `--timeout`; "the kernel polls it for entries (IORING_SETUP_SQPOLL)"; "it is in the
-//!   program's own memory (IORING_SETUP_NO_MMAP)"; "it has restrictions"; "it has registered
-//!   personalities"; "it has groups of provided buffers"; "its file … (…) is open nowhere else";
-//!   "its eventfd is open nowhere"; "its buffer at … is not the memory that is there now" (it was
-//!   unmapped since); "the thread that alone may use it has ended"; "the thread that alone may
-//!   use it has no descriptor of it"; "the thread that alone may use it has no descriptor of its
-//!   eventfd"; "a thread that has no descriptor of it has a number for it"; "no task has a
-//!   descriptor of it"; "several processes have it, and the memory of one is registered with it";
-//!   "its state cannot be looked up in the kernel (…)".
+//! - Refused: "a request is under way that may never end: …" (of another operation, with others
+//!   linked to it, a timeout that repeats, one that has begun); "a request is under way for a file
+//!   that is open nowhere else"; "a request is under way for a file that its process has closed";
+//!   "a request is under way for a file that has become non-blocking"; "a request is under way that
+//!   reads from a TCP socket (not a receive)"; "a request is under way whose message header has
+//!   changed since"; "a request is under way for buffers of a group that
+//!   is gone"; "a thread with a request under way has no descriptor of it"; "what it polls time and
+//!   again is ready", for all of `--timeout` (read it); "… requests are under way", for all of
+//!   `--timeout`; "its completion queue has overflowed", for all of `--timeout`; "the kernel polls
+//!   it for entries (IORING_SETUP_SQPOLL)"; "it is in the program's own memory
+//!   (IORING_SETUP_NO_MMAP)"; "it has restrictions"; "it has registered personalities"; "it has
+//!   groups of provided buffers"; "its file … (…) is open nowhere else"; "its eventfd is open
+//!   nowhere"; "its buffer at … is not the memory that is there now" (it was unmapped since); "the
+//!   thread that alone may use it has ended"; "the thread that alone may use it has no descriptor
+//!   of it"; "the thread that alone may use it has no descriptor of its eventfd"; "a thread that
+//!   has no descriptor of it has a number for it"; "no task has a descriptor of it"; "several
+//!   processes have it, and the memory of one is registered with it"; "its state cannot be looked
+//!   up in the kernel (…)".
 //! - At a restore: "this kernel arranges the memory of io_uring in another way".
 //! - CRIU 4.2: refused.
 
 mod advance;
-pub mod mapping;
+mod header;
+mod mapping;
+mod memory;
+mod message;
+mod pending;
 mod pinned;
 mod record;
+mod request;
+mod resubmit;
 mod seen;
 mod start;
 
@@ -34,36 +51,34 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{MemfdFlags, memfd_create};
-use sys::ring::{self, Part, Places, Ring, RingMemory};
+use abi::Span;
+use rustix::event::PollFlags;
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+use sys::ring::{self, Part, Ring, RingMemory};
 use syscalls::Sysno;
 
 use self::advance::Submit;
-pub use self::advance::Work;
+use self::header::Header;
+pub use self::mapping::map;
+use self::memory::{Memory, PAGE_BYTES};
+use self::message::Sender;
+use self::pending::PendingRequest;
 pub use self::record::Record;
 use self::record::{BufferSlot, FileSlot};
+use self::request::{Request, entry, operation};
 use self::seen::{Hindrance, Seen, Submitter, flag};
-pub use self::start::{Submitters, buffers, pins_memory, start};
 use super::eventfd::Eventfd;
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, status, tags};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, Stage, ready, status, tags};
+use crate::callers::Callers;
 use crate::kernel::Kernel;
 use crate::script::{Script, Width};
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 /// What the kernel calls one, also where it is mapped.
 pub const LINK: &[u8] = b"anon_inode:[io_uring]";
 
 /// See the file.
 pub struct IoUring;
-
-/// Whether requests of a ring are under way that end by themselves, if their threads let them.
-#[must_use]
-pub fn will_settle(open: &Open<'_>) -> bool {
-    let (Ok(kernel), Ok(own)) = (Kernel::get(), open.own()) else {
-        return false;
-    };
-    matches!(seen::look(kernel, own), Ok(Err(Hindrance::Passing(_))))
-}
 
 fn kernel_for(open: &Open<'_>) -> Result<&'static Kernel> {
     let refused = |why: &str| {
@@ -89,6 +104,24 @@ impl Kind for IoUring {
     const TAG: u16 = tags::IO_URING;
     const NAME: &'static str = "io_uring";
     const STAYS: bool = true;
+    const LINK: Option<&'static [u8]> = Some(LINK);
+    const LOOKED_UP: bool = true;
+    const WORKS: bool = true;
+
+    fn is_busy(open: &Open<'_>) -> bool {
+        let (Ok(kernel), Ok(own)) = (Kernel::get(), open.own()) else {
+            return false;
+        };
+        matches!(seen::look(kernel, own), Ok(Err(Hindrance::Passing(_))))
+    }
+
+    /// A device is done with a request sooner or later, but the thread that submitted it posts its
+    /// completion, on its way out of a system call.
+    fn settle(fd: i32, script: &mut Script) {
+        const GETEVENTS: u32 = 1;
+        let args = [fd.into(), 0u32.into(), 0u32.into(), GETEVENTS.into()];
+        script.attempt(Sysno::io_uring_enter, args);
+    }
 
     fn claims(open: &Open<'_>) -> bool {
         open.link == LINK
@@ -108,6 +141,7 @@ impl Kind for IoUring {
         let mut record = Record {
             files: known.files(open, &seen)?,
             eventfd: known.eventfd(open, &seen, cx)?,
+            requests: known.requests(open, &seen, cx)?,
             status: open.info.flags,
             ..Record::of(&seen)
         };
@@ -138,6 +172,14 @@ impl Kind for IoUring {
         file.write_all_at(&contents, 0).map_err(failed)?;
         record.space = cx.store(file.into(), contents.len() as u64)?;
         Ok(record)
+    }
+
+    fn check_last(open: &Open<'_>) -> Result<()> {
+        match seen::look(kernel_for(open)?, open.own()?) {
+            Ok(Err(Hindrance::Passing(why))) => Err(passing(open, &why)),
+            Ok(_) => Ok(()),
+            Err(error) => Err(unclear(open, error)),
+        }
     }
 
     fn check(record: &Record) -> Result<()> {
@@ -177,7 +219,9 @@ impl Kind for IoUring {
         read.map_err(|error| failed("read the contents of an io_uring", error))?;
         let memory = Memory::map(&own, record)?;
         if record.is_enabled() && !record.starts_late() {
-            memory.reach(record, &places, &mut Itself(own.as_fd()))?;
+            let (own, sender) = (own.as_fd(), None);
+            let mut itself = Itself { own, sender };
+            memory.reach(record, &places, &mut itself)?;
         }
         memory.fill(&contents);
         status::set(&own, status)?;
@@ -212,6 +256,30 @@ impl Kind for IoUring {
         Ok(())
     }
 
+    fn stages(record: &Record, _allow: &Allow) -> &'static [Stage] {
+        let waits = !record.requests.is_empty();
+        match record.starts_late() || !record.numbers.is_empty() || waits {
+            true => &[Stage::Call],
+            false => &[],
+        }
+    }
+
+    fn call(
+        record: &Record,
+        at: (DescriptionId, BorrowedFd<'_>),
+        callers: &mut dyn Callers,
+    ) -> Result<()> {
+        start::start(record, at, callers)
+    }
+
+    fn pins_memory(record: &Record) -> bool {
+        !record.buffers.is_empty() || !record.requests.is_empty()
+    }
+
+    fn check_memory(record: &Record, at: (i32, i32), written: &[Span]) -> Result<()> {
+        pinned::check(record, at, written)
+    }
+
     fn in_task(record: &Record, fd: i32, script: &mut Script) {
         if record.buffers.is_empty() {
             return;
@@ -241,51 +309,37 @@ impl Kind for IoUring {
     }
 }
 
-const PAGE_BYTES: usize = abi::PAGE_BYTES as usize;
-
 /// This process submits.
-struct Itself<'a>(BorrowedFd<'a>);
+struct Itself<'a> {
+    own: BorrowedFd<'a>,
+    sender: Option<Sender>,
+}
 
 impl Submit for Itself<'_> {
     fn submit(&mut self, count: u32) -> Result<u32> {
-        let done = ring::submit(self.0, count);
+        let done = ring::submit(self.own, count);
         done.map_err(|error| Error::kernel("submit to an io_uring", error))
     }
-}
 
-/// The memory of a ring that is made again.
-struct Memory {
-    queues: RingMemory,
-    entries: RingMemory,
-}
-
-impl Memory {
-    fn map(own: &impl AsFd, record: &Record) -> Result<Self> {
-        let [queues, entries] = record.sizes();
-        let map = |part, bytes| {
-            let mapped = RingMemory::map(own.as_fd(), part, bytes);
-            mapped.map_err(|error| Error::kernel("map an io_uring", error))
+    fn send(&mut self, count: u32) -> Result<()> {
+        let sender = match self.sender.take() {
+            Some(sender) => sender,
+            None => Sender::new()?,
         };
-        Ok(Self {
-            queues: map(Part::Queues, queues)?,
-            entries: map(Part::Entries, entries)?,
-        })
+        self.sender.insert(sender).send(self.own, count)
     }
 
-    fn fill(&self, contents: &[u8]) {
-        let (queues, entries) = contents.split_at(self.queues.bytes());
-        self.queues.fill(queues);
-        self.entries.fill(entries);
+    fn receive(&mut self) -> Result<()> {
+        let done = ring::reap(self.own);
+        done.map_err(|error| Error::kernel("receive messages of an io_uring", error))
     }
+}
 
-    fn copy(&self) -> Vec<u8> {
-        [self.queues.copy(), self.entries.copy()].concat()
-    }
-
-    fn reach(&self, record: &Record, places: &Places, by: &mut dyn Submit) -> Result<()> {
-        let counters = record.counters();
-        counters.reach(places, (&self.queues, &self.entries), by)
-    }
+/// Whether it is a socket of TCP, which cannot be read before it runs again.
+fn is_tcp(open: &Open<'_>) -> Result<bool> {
+    use rustix::net::{ipproto, sockopt};
+    let protocol = sockopt::socket_protocol(open.own()?);
+    Ok(matches!(protocol, Ok(Some(ipproto::TCP | ipproto::MPTCP))))
 }
 
 /// A state that cannot be saved, and that passes.
@@ -342,7 +396,7 @@ impl Known {
     /// Looks up those that a ring may refer to.
     fn of(kernel: &Kernel, seen: &Seen, cx: &dyn DumpContext) -> Result<Self> {
         let mut known = Self::default();
-        let has_files = seen.files.iter().flatten().next().is_some();
+        let has_files = seen.files.iter().flatten().next().is_some() || !seen.waiting.is_empty();
         for open in cx.all().iter() {
             let is_eventfd = seen.eventfd.is_some() && Eventfd::claims(open);
             if !has_files && !is_eventfd || open.fd < 0 && !open.in_flight {
@@ -378,6 +432,70 @@ impl Known {
             })
         };
         seen.files.iter().enumerate().map(slot).collect()
+    }
+
+    /// The requests that wait, whose threads can submit them again.
+    fn requests(&self, open: &Open<'_>, seen: &Seen, cx: &dyn DumpContext) -> Result<Vec<Request>> {
+        let waiting = seen.waiting.iter();
+        let all = waiting.map(|waiting| self.request(open, waiting, cx));
+        all.collect()
+    }
+
+    fn request(
+        &self,
+        open: &Open<'_>,
+        waiting: &PendingRequest,
+        cx: &dyn DumpContext,
+    ) -> Result<Request> {
+        let refuse = |why: &str| Err(open.unsupported(why, None));
+        let mut request = waiting.request.clone();
+        let owner = cx.process(request.thread);
+        let has = |id| cx.numbers(id).iter().any(|at| Some(at.0) == owner);
+        if !has(open.id) {
+            return refuse("a thread with a request under way has no descriptor of it");
+        }
+        if request.is_timed() {
+            return Ok(request);
+        }
+        let Some(id) = self.files.get(&waiting.file) else {
+            return refuse("a request is under way for a file that is open nowhere else");
+        };
+        let file = &cx.all()[id.0 as usize];
+        if request.flags & entry::FIXED_FILE == 0 {
+            request.file = Some(id.0);
+            if !has(*id) {
+                return refuse("a request is under way for a file that its process has closed");
+            }
+        }
+        if request.flags & entry::BUFFER_SELECT != 0 {
+            return refuse("a request is under way for buffers of a group that is gone");
+        }
+        if request.reads() && is_tcp(file)? {
+            return refuse("a request is under way that reads from a TCP socket (not a receive)");
+        }
+        if request.reads() && file.info.flags & OFlags::NONBLOCK.bits() != 0 {
+            return refuse("a request is under way for a file that has become non-blocking");
+        }
+        if request.opcode == operation::RECVMSG {
+            let process = cx.processes().into_iter();
+            let mut process = process.filter(|one| Some(one.pid()) == owner);
+            let process = process.next().unwrap_or_else(|| open.process.clone());
+            let now = Header::of_program(&process, request.address).ok().flatten();
+            if now.is_none() || now != waiting.header {
+                return refuse("a request is under way whose message header has changed since");
+            }
+        }
+        if request.is_repeated_poll() {
+            let events = PollFlags::from_bits_retain(request.operation_flags as u16);
+            let ready = ready::events(file.own()?, events);
+            let failed =
+                |errno: rustix::io::Errno| Error::kernel(format!("poll {}", file.place()), errno);
+            if !ready.map_err(failed)?.is_empty() {
+                // Another poll would tell once more what was told already.
+                return Err(open.passing("what it polls time and again is ready", None));
+            }
+        }
+        Ok(request)
     }
 
     fn eventfd(&self, open: &Open<'_>, seen: &Seen, cx: &dyn DumpContext) -> Result<Option<u32>> {
@@ -448,6 +566,7 @@ mod tests {
 
     use rustix::event::EventfdFlags;
     use rustix::io::Errno;
+    use sys::ring::Places;
 
     use super::super::testing::World;
     use super::*;
@@ -455,8 +574,6 @@ mod tests {
     const NOP: u8 = 0;
     const POLL_ADD: u8 = 6;
     const TIMEOUT: u8 = 11;
-    const READ: u8 = 22;
-    const ASYNC: u8 = 1 << 4;
     const SKIP_SUCCESS: u8 = 1 << 6;
 
     /// A ring of the test's own, with what a program knows of it.
@@ -686,48 +803,123 @@ mod tests {
         Some(world.dump().expect_err("it is not saved"))
     }
 
+    /// Writes a word of the entry that was prepared first.
+    fn set(own: &Own, at: usize, word: u32) {
+        own.entries.word(at).store(word, Release);
+    }
+
+    /// Has the first entry be one for a timeout of an hour.
+    fn last_an_hour(own: &Own) {
+        let hour = Box::leak(Box::new([3600_i64, 0]));
+        let address = hour.as_ptr() as u64;
+        for (at, word) in [(16, address as u32), (20, (address >> 32) as u32), (24, 1)] {
+            set(own, at, word);
+        }
+    }
+
     #[test]
-    fn requests_under_way_are_refused_by_name() {
+    fn request_that_nobody_can_make_again_is_refused_by_name() {
         let (quiet, _writer) = rustix::pipe::pipe().expect("a pipe");
         use std::os::fd::AsRawFd;
         let fd = quiet.as_raw_fd();
         let why = |prepare: &dyn Fn(&Own)| refusal(prepare).map(|error| error.to_string());
-        let Some(poll) = why(&|own| {
+        let Some(closed) = why(&|own| {
             own.prepare(POLL_ADD, 0, fd, 1);
             own.submit(1);
         }) else {
             skip!()
         };
-        assert!(
-            poll.contains("until its file is ready (operation 6)"),
-            "{poll}"
-        );
-        // A completion too many hides nothing: a NOP that is not seen, and a request without one.
-        let timeout = why(&|own| {
-            let hour = Box::leak(Box::new([3600_i64, 0]));
+        assert!(closed.contains("open nowhere else"), "{closed}");
+        let repeats = why(&|own| {
             own.prepare(TIMEOUT, 0, -1, 1);
-            let address = hour.as_ptr() as u64;
-            own.entries.word(16).store(address as u32, Release);
-            own.entries.word(20).store((address >> 32) as u32, Release);
-            own.entries.word(24).store(1, Release);
+            last_an_hour(own);
+            set(own, 28, 1 << 6);
             own.submit(1);
+        });
+        let repeats = repeats.expect("there are rings");
+        assert!(
+            repeats.contains("never end: a timeout that repeats"),
+            "{repeats}"
+        );
+        let linked = why(&|own| {
+            own.prepare(POLL_ADD, 1 << 2, fd, 1);
             own.prepare(NOP, 0, 0, 2);
-            own.submit(1);
+            own.submit(2);
         });
-        let timeout = timeout.expect("there are rings");
-        assert!(timeout.contains("never end: a timeout"), "{timeout}");
-        let disk = refusal(|own| {
-            let buffer = Box::leak(Box::new([0_u8; 16]));
-            own.prepare(READ, ASYNC, fd, 1);
-            let address = buffer.as_mut_ptr() as u64;
-            own.entries.word(16).store(address as u32, Release);
-            own.entries.word(20).store((address >> 32) as u32, Release);
-            own.entries.word(24).store(16, Release);
-            own.submit(1);
-        });
-        let disk = disk.expect("there are rings");
-        let waits = disk.to_string().contains("(operation 22)");
-        assert!(waits || matches!(disk, Error::Passing { .. }), "{disk}");
+        let linked = linked.expect("there are rings");
+        assert!(linked.contains("others are linked to"), "{linked}");
+    }
+
+    #[test]
+    fn repeated_poll_of_a_ready_file_is_waited_for() {
+        let Some(own) = ring(8, 0) else { skip!() };
+        let mut world = World::default();
+        let polled = rustix::event::eventfd(1, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let polled = world.add(polled);
+        own.prepare(POLL_ADD, 0, world.number(polled), 1);
+        set(&own, 24, 1);
+        assert_eq!(own.submit(1), 1);
+        assert_eq!(own.see(), Some(1));
+        let at = world.add(own.own);
+        let error = world.dump().expect_err("it was told of that");
+        assert!(matches!(error, Error::Passing { .. }), "{error}");
+        let mut bytes = [0; 8];
+        rustix::io::read(world.get(polled), &mut bytes).expect("a count");
+        world.dump().expect("it waits");
+        assert!(world.describe(at).ends_with("waiting=1"));
+    }
+
+    #[test]
+    fn requests_that_wait_are_described() {
+        let Some(own) = ring(8, 0) else { skip!() };
+        let mut world = World::default();
+        let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
+        let reader = world.add(reader);
+        own.prepare(TIMEOUT, 0, -1, 9);
+        last_an_hour(&own);
+        own.prepare(POLL_ADD, SKIP_SUCCESS, world.number(reader), 7);
+        assert_eq!(own.submit(2), 2);
+        own.work(0..3);
+        let at = world.add(own.own);
+        // It goes on meanwhile, and nothing comes of that.
+        for _ in 0..3 {
+            world.dump().expect("they are known");
+        }
+        let record = world.description(at).record::<IoUring>().expect("a ring");
+        let mut requests = record.requests.clone();
+        requests.sort_by_key(|request| request.data);
+        let [poll, timeout] = &requests[..] else {
+            panic!("{requests:?}")
+        };
+        assert_eq!((poll.data, poll.file), (7, Some(0)));
+        assert_eq!(
+            (poll.flags, poll.operation_flags & 0xff),
+            (SKIP_SUCCESS.into(), 1 | 8 | 16 | 32)
+        );
+        let remaining_s = timeout.remaining_ns / 1_000_000_000;
+        assert!((3590..3600).contains(&remaining_s), "{timeout:?}");
+        assert_eq!(record.counters().worked(), 3);
+        IoUring::check(record).expect("it is sound");
+    }
+
+    #[test]
+    fn completions_without_entries_are_counted() {
+        for flags in [0, flag::NO_SQARRAY] {
+            for messages in [1, 16, 17, 300] {
+                let Some(own) = ring(8, flags) else { skip!() };
+                own.work(0..5);
+                let sender = Sender::new().expect("a ring");
+                for _ in 0..messages {
+                    sender.send(own.own.as_fd(), 1).expect("a message");
+                    assert_eq!(own.see(), Some(0));
+                }
+                sender.send(own.own.as_fd(), 3).expect("messages");
+                let own = cycle(own, &mut World::default(), flags);
+                (0..3).for_each(|_| assert_eq!(own.see(), Some(0)));
+                assert_eq!(own.see(), None);
+                own.work(6000..6040);
+            }
+        }
     }
 
     #[test]
@@ -762,7 +954,43 @@ mod tests {
         };
         IoUring::check(&record).expect("it is sound");
         type Change = fn(&mut Record);
-        let changes: [Change; 12] = [
+        let waiting = |request| Record {
+            sq_head: 1,
+            requests: vec![request],
+            ..record.clone()
+        };
+        let timeout = Request {
+            opcode: TIMEOUT.into(),
+            ..Request::default()
+        };
+        IoUring::check(&waiting(timeout.clone())).expect("it is sound");
+        for (at, request) in [
+            Request::default(),
+            Request {
+                file: Some(1),
+                ..timeout.clone()
+            },
+            Request {
+                flags: entry::LINK,
+                ..timeout.clone()
+            },
+            Request {
+                opcode: 15,
+                ..timeout.clone()
+            },
+            Request {
+                operation_flags: 1 << 6,
+                ..timeout
+            },
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let error = IoUring::check(&waiting(request)).expect_err("it makes no sense");
+            assert!(matches!(error, Error::Corrupt { .. }), "{at}: {error}");
+        }
+        let changes: [Change; 13] = [
+            |ring| ring.requests = vec![Request::default()],
             |ring| ring.sq_entries = 7,
             |ring| ring.sq_entries = 0,
             |ring| ring.cq_entries = 1 << 17,
@@ -770,7 +998,7 @@ mod tests {
             |ring| ring.flags = flag::SQPOLL,
             |ring| ring.flags = flag::SINGLE_ISSUER,
             |ring| ring.submitter = Some(1),
-            |ring| ring.cq_tail = 1,
+            |ring| ring.cq_tail = (1 << 31) + 1,
             |ring| ring.cq_head = 1,
             |ring| ring.pages = vec![1, 0],
             |ring| ring.places.truncate(19),

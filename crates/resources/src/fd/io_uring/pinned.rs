@@ -4,16 +4,22 @@
 //! with its addresses since. They are compared with those that it has there now, by their numbers:
 //! the kernel's descriptions of pages (`struct page`) stand in one array, in the order of these.
 //! Where that begins is told by a page of the ring itself, of which both are known.
+//!
+//! - What: registered buffers of rings of io_uring
+//! - Kept: memory that can be written, also where it comes later (`restore --lazy-pages`).
+//! - Refused: "fd …, an io_uring: its buffer …", as "its memory cannot be written".
+//! - CRIU 4.2: refuses rings altogether.
 
-use std::io::Result;
-
-use abi::{Addr, PAGE_BYTES};
+use abi::spans::subtract;
+use abi::{Addr, PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
 use sys::process::Process;
 use sys::ring::RingMemory;
 
+use super::record::Record;
 use super::seen::{Buffer, Seen};
 use crate::kernel::Kernel;
+use crate::{Error, Result};
 
 /// The address of the first buffer that is not what the process has there.
 pub(super) fn find_lost(
@@ -21,7 +27,7 @@ pub(super) fn find_lost(
     process: &Process,
     queues: &RingMemory,
     seen: &Seen,
-) -> Result<Option<u64>> {
+) -> std::io::Result<Option<u64>> {
     let buffers = || seen.buffers.iter().flatten().map(|slot| &slot.what);
     if buffers().next().is_none() {
         return Ok(None);
@@ -41,6 +47,19 @@ pub(super) fn find_lost(
     Ok(None)
 }
 
+/// Refuses buffers of a ring, which a process has as `fd`, that cannot be registered again.
+pub(super) fn check(record: &Record, (pid, fd): (i32, i32), written: &[Span]) -> Result<()> {
+    let slots = record.buffers.iter().filter(|slot| slot.address != 0);
+    for buffer in slots.map(|slot| Span::new(Addr(slot.address), slot.len_bytes)) {
+        if !subtract(&[buffer], written).is_empty() {
+            let what = format!("fd {fd}, an io_uring: its buffer {buffer}");
+            let refused = Error::unsupported(pid, what);
+            return Err(refused.because("its memory cannot be written"));
+        }
+    }
+    Ok(())
+}
+
 /// The numbers of the pages that the kernel keeps for a buffer.
 fn kept(buffer: &Buffer, number: impl Fn(u64) -> u64) -> Vec<u64> {
     let mut kept = Vec::new();
@@ -53,7 +72,7 @@ fn kept(buffer: &Buffer, number: impl Fn(u64) -> u64) -> Vec<u64> {
 }
 
 /// The numbers of the pages that a task has at consecutive addresses.
-fn frames(map: &Pagemap, address: u64, count: usize) -> Result<Vec<Option<u64>>> {
+fn frames(map: &Pagemap, address: u64, count: usize) -> std::io::Result<Vec<Option<u64>>> {
     let mut entries = vec![Entry::default(); count];
     let got = map.entries(Addr(address), &mut entries)?;
     let frames = entries[..got].iter().map(|entry| entry.frame());

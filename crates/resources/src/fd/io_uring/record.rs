@@ -4,11 +4,11 @@ use std::fmt;
 
 use prost::Message;
 
-use super::PAGE_BYTES;
 use super::advance::Counters;
+use super::request::{Request, entry, operation};
 use super::seen::flag;
 
-/// A ring without requests.
+/// A ring, and its requests that wait.
 #[derive(Clone, PartialEq, Message)]
 pub struct Record {
     /// Flags of io_uring_setup(2).
@@ -68,6 +68,9 @@ pub struct Record {
     /// Access mode and status flags of the description.
     #[prost(uint32, tag = "19")]
     pub(super) status: u32,
+    /// The requests that wait; a timeout of another one follows on that.
+    #[prost(message, repeated, tag = "20")]
+    pub(super) requests: Vec<Request>,
 }
 
 /// A place for a registered file.
@@ -121,7 +124,7 @@ impl Record {
                 "counters that no ring comes to",
             ),
             (
-                !self.is_enabled() && self.sq_head != 0,
+                !self.is_enabled() && (self.sq_head != 0 || !self.requests.is_empty()),
                 "counters of a ring that has not begun",
             ),
             (
@@ -151,8 +154,29 @@ impl Record {
                 "a buffer beyond all addresses",
             ),
         ];
+        let requests = self.requests.iter().find_map(Request::nonsense);
+        if let Some(what) = requests.or_else(|| self.odd_links()) {
+            return Some(format!("has a request with {what}: {self:?}"));
+        }
         let wrong = checks.into_iter().find(|(is_wrong, _)| *is_wrong);
         wrong.map(|(_, what)| format!("has {what}: {self:?}"))
+    }
+
+    /// What is linked to a request and cannot be, if anything is.
+    fn odd_links(&self) -> Option<&'static str> {
+        let mut before: Option<&Request> = None;
+        for request in &self.requests {
+            let is_limit = request.opcode == operation::LINK_TIMEOUT;
+            let linked = before.filter(|before| before.flags & entry::LINK != 0);
+            if linked.is_some() != is_limit
+                || linked.is_some_and(|head| head.thread != request.thread || head.is_timed())
+            {
+                return Some("a link to another than its timeout");
+            }
+            before = Some(request);
+        }
+        let is_open = before.is_some_and(|last| last.flags & entry::LINK != 0);
+        is_open.then_some("a link to nothing")
     }
 
     /// Whether it has begun.
@@ -175,7 +199,7 @@ impl Record {
 
     /// The sizes of its memory in bytes: queues and entries.
     pub(super) fn sizes(&self) -> [usize; 2] {
-        [0, 1].map(|at| self.pages[at] as usize * PAGE_BYTES)
+        [0, 1].map(|at| self.pages[at] as usize * abi::PAGE_BYTES as usize)
     }
 
     pub(super) fn counters(&self) -> Counters {
@@ -187,6 +211,7 @@ impl Record {
             cq_tail: self.cq_tail,
             cq_head: self.cq_head,
             has_skipped: self.has_skipped,
+            waiting: self.requests.len() as u32,
         }
     }
 }
@@ -205,7 +230,11 @@ impl fmt::Display for Record {
             " posted={} unread={unread} flags={:#x}",
             self.cq_tail, self.flags
         )?;
-        for (count, what) in [(self.files.len(), "files"), (self.buffers.len(), "buffers")] {
+        for (count, what) in [
+            (self.files.len(), "files"),
+            (self.buffers.len(), "buffers"),
+            (self.requests.len(), "waiting"),
+        ] {
             if count > 0 {
                 write!(f, " {what}={count}")?;
             }

@@ -10,6 +10,7 @@
 use std::io::Result;
 use std::os::fd::BorrowedFd;
 
+use super::pending::{self, PendingRequest, Refusal};
 use crate::kernel::{Kernel, Structure};
 
 /// Flags of io_uring_setup(2).
@@ -72,6 +73,8 @@ pub(super) struct Seen {
     pub first_page: u64,
     /// Under which numbers threads have registered it.
     pub numbers: Vec<(i32, u32)>,
+    /// The requests that wait.
+    pub waiting: Vec<PendingRequest>,
 }
 
 /// Who alone may submit, of a ring that has such a one.
@@ -132,16 +135,20 @@ pub(super) fn look(
         return Ok(Err(Hindrance::Lasting(why)));
     }
     let under_way = under_way(kernel, &ring)?;
-    if under_way > 0 {
-        let waits = waits(kernel, &ring)?;
-        return Ok(Err(match waits {
-            Some(what) => {
+    let waiting = match under_way {
+        0 => Vec::new(),
+        _ => match pending::look(kernel, &ring, under_way)? {
+            Ok(waiting) => waiting,
+            Err(Refusal::Lasting(what)) => {
                 let why = format!("a request is under way that may never end: {what}");
-                Hindrance::Lasting(why)
+                return Ok(Err(Hindrance::Lasting(why)));
             }
-            None => Hindrance::Passing(format!("{under_way} requests are under way")),
-        }));
-    }
+            Err(Refusal::Passing) => {
+                let why = format!("{under_way} requests are under way");
+                return Ok(Err(Hindrance::Passing(why)));
+            }
+        },
+    };
     if !ring.is_empty_list("cq_overflow_list")? {
         let why = "its completion queue has overflowed".to_owned();
         return Ok(Err(Hindrance::Passing(why)));
@@ -153,6 +160,7 @@ pub(super) fn look(
         return Ok(Err(Hindrance::Lasting(why)));
     };
     (seen.buffers, seen.numbers) = (buffers, numbers(kernel, &ring, file)?);
+    seen.waiting = waiting;
     Ok(Ok(seen))
 }
 
@@ -226,47 +234,7 @@ fn under_way(kernel: &Kernel, ring: &Structure<'_>) -> Result<u32> {
     Ok(allocated - free)
 }
 
-/// What a request waits for that nobody knows to come, if one does.
-fn waits(kernel: &Kernel, ring: &Structure<'_>) -> Result<Option<String>> {
-    for (list, what) in [
-        ("timeout_list", "a timeout"),
-        ("ltimeout_list", "a request with a timeout of its own"),
-        ("defer_list", "one that waits for others"),
-    ] {
-        if !ring.is_empty_list(list)? {
-            return Ok(Some(what.to_owned()));
-        }
-    }
-    for (list, what) in [
-        ("futex_list", "a wait for a futex"),
-        ("waitid_list", "a wait for a process"),
-        ("cancelable_uring_cmd", "a command of a device"),
-    ] {
-        if ring.word(list)? != 0 {
-            return Ok(Some(what.to_owned()));
-        }
-    }
-    // Polls, and requests that wait until their file is ready.
-    let bits = ring.half("cancel_table.hash_bits")?;
-    let mut at = ring.word("cancel_table.hbs")?;
-    let mut waiting = None;
-    for _ in 0..1 << bits.min(16) {
-        let bucket = kernel.read("io_hash_bucket", at)?;
-        waiting = waiting.or(Some(bucket.word("list")?).filter(|first| *first != 0));
-        at += bucket.size();
-    }
-    let Some(node) = waiting else {
-        return Ok(None);
-    };
-    let request = kernel.read("io_kiocb", node)?;
-    let behind = request.address("hash_node")? - request.at;
-    let opcode = kernel.read("io_kiocb", node - behind)?.byte("opcode")?;
-    Ok(Some(format!(
-        "one that waits until its file is ready (operation {opcode})"
-    )))
-}
-
-/// What there is of a ring without requests.
+/// What there is of a ring besides its requests.
 fn read(kernel: &Kernel, ring: &Structure<'_>) -> Result<Seen> {
     let submitter = match ring.word("submitter_task")? {
         0 => Submitter::Any,

@@ -1,61 +1,32 @@
 //! What only threads of the tree can do for a ring: have it begin where one of them alone may
-//! submit, and register it under numbers of their own.
+//! submit, register it under numbers of their own, and submit requests that wait.
 
 use std::os::fd::BorrowedFd;
 
-use abi::{Addr, Span};
-use sys::ring::{Places, register};
+use sys::ring::{Part, Places, register};
 use syscalls::Sysno;
+use tracee::Submitting;
 
 use super::advance::{Submit, Work};
+use super::memory::Memory;
+use super::message::Sender;
 use super::record::Record;
-use super::{DescriptionId, IoUring, Memory};
+use super::resubmit::resubmit;
 use crate::callers::Callers;
-use crate::fd::Description;
+use crate::fd::DescriptionId;
 use crate::{Error, Result};
-
-/// Threads that can also submit to rings.
-pub trait Submitters: Callers {
-    /// Has a thread submit to a ring, of which it has descriptor `ring.1`, until a word of it is
-    /// what it is to be, which `now` reads; false where the ring is not mapped in its process.
-    ///
-    /// # Errors
-    /// When it cannot.
-    fn submit(
-        &mut self,
-        tid: i32,
-        ring: (DescriptionId, i32),
-        work: Work,
-        now: &dyn Fn() -> u32,
-    ) -> Result<bool>;
-}
-
-/// True if memory of a task is pinned for the description: that must be there in time.
-#[must_use]
-pub fn pins_memory(description: &dyn Description) -> bool {
-    let ring = description.record::<IoUring>();
-    ring.is_some_and(|ring| !ring.buffers.is_empty())
-}
-
-/// The memory of the task that is registered with the description, if that is a ring.
-pub fn buffers(description: &dyn Description) -> impl Iterator<Item = Span> {
-    let slots = description.record::<IoUring>().map(|ring| &ring.buffers);
-    let slots = slots.into_iter().flatten();
-    let slots = slots.filter(|slot| slot.address != 0);
-    slots.map(|slot| Span::new(Addr(slot.address), slot.len_bytes))
-}
 
 /// Does what threads must do for a ring, whose descriptor here is `own`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] where a thread has no descriptor of it; those of `callers`; [`Error::Kernel`]
 /// for calls that fail.
-pub fn start(
+pub(super) fn start(
     record: &Record,
     (id, own): (DescriptionId, BorrowedFd<'_>),
-    callers: &mut dyn Submitters,
+    callers: &mut dyn Callers,
 ) -> Result<()> {
-    let number = |callers: &dyn Submitters, tid, id| {
+    let number = |callers: &dyn Callers, tid, id| {
         let missing = || Error::corrupt("io_uring", format!("thread {tid} has no descriptor"));
         callers.number(tid, id).ok_or_else(missing)
     };
@@ -83,7 +54,7 @@ pub fn start(
         let operation = (register::RING_FDS, [None, Some(1)]);
         registered(callers, (tid, fd), operation, &data)?;
     }
-    Ok(())
+    resubmit(record, (id, own), callers)
 }
 
 /// Has the submitter bring the ring's counters to where they stood. What is in its memory is put
@@ -92,7 +63,7 @@ fn reach(
     record: &Record,
     (tid, fd): (i32, i32),
     (id, own): (DescriptionId, BorrowedFd<'_>),
-    callers: &mut dyn Submitters,
+    callers: &mut dyn Callers,
 ) -> Result<()> {
     let memory = Memory::map(&own, record)?;
     let contents = memory.copy();
@@ -109,6 +80,8 @@ fn reach(
             tid,
             id,
             fd,
+            own,
+            sender: None,
             callers,
         },
     )?;
@@ -121,7 +94,9 @@ struct Submitter<'a> {
     tid: i32,
     id: DescriptionId,
     fd: i32,
-    callers: &'a mut dyn Submitters,
+    own: BorrowedFd<'a>,
+    sender: Option<Sender>,
+    callers: &'a mut dyn Callers,
 }
 
 impl Submit for Submitter<'_> {
@@ -134,13 +109,49 @@ impl Submit for Submitter<'_> {
         checked(self.tid, "submit to an io_uring", result)
     }
 
+    fn send(&mut self, count: u32) -> Result<()> {
+        let sender = match self.sender.take() {
+            Some(sender) => sender,
+            None => Sender::new()?,
+        };
+        self.sender.insert(sender).send(self.own, count)
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        const GETEVENTS: u64 = 1;
+        let fd = u64::from(self.fd.cast_unsigned());
+        let args = [fd, 0, 0, GETEVENTS, 0, 0].map(Some);
+        let result = self
+            .callers
+            .call(self.tid, Sysno::io_uring_enter, args, &[])?;
+        checked(self.tid, "receive messages of an io_uring", result).map(drop)
+    }
+
     fn submit_all(&mut self, work: Work, now: &dyn Fn() -> u32) -> Result<bool> {
-        self.callers.submit(self.tid, (self.id, self.fd), work, now)
+        let parts = Part::Queues.offset()..Part::Entries.offset();
+        let Some(queues) = self.callers.mapped(self.tid, self.id, parts) else {
+            return Ok(false);
+        };
+        let at = |offset: usize| queues.plus(offset as u64);
+        let submitting = Submitting {
+            code: self.callers.submit_loop(),
+            fd: self.fd,
+            count: work.count,
+            watched: at(work.watched),
+            until: work.until,
+            head: work.head.map(|(offset, limit)| (at(offset), limit)),
+        };
+        let done = submitting.run(self.tid, now);
+        done.map_err(|error| {
+            let doing = format!("have thread {} submit to an io_uring", self.tid);
+            Error::kernel(doing, std::io::Error::other(error))
+        })?;
+        Ok(true)
     }
 }
 
 fn registered(
-    callers: &mut dyn Submitters,
+    callers: &mut dyn Callers,
     (tid, fd): (i32, i32),
     (operation, [argument, count]): (u32, [Option<u64>; 2]),
     data: &[u8],

@@ -153,6 +153,8 @@ impl Kind for PerfEvent {
     type Record = Record;
     const TAG: u16 = tags::PERF_EVENT;
     const NAME: &'static str = "performance event";
+    const LINK: Option<&'static [u8]> = Some(LINK);
+    const LOOKED_UP: bool = true;
 
     fn claims(open: &Open<'_>) -> bool {
         open.link == LINK

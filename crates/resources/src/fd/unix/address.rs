@@ -543,7 +543,7 @@ fn file_of(own: BorrowedFd<'_>) -> Result<Option<(Stat, PathBuf)>> {
     if stat.st_nlink == 0 {
         return Ok(None);
     }
-    let link = sys::procfs::link(file);
+    let link = sys::procfs::link(&file);
     let path = rustix::fs::readlink(link, Vec::new()).map_err(|error| failed(error.into()))?;
     let path = names::unmarked(path.as_bytes(), &stat);
     Ok(Some((stat, path)))

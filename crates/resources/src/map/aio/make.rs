@@ -26,7 +26,7 @@ const REQUEST_BYTES: u64 = 64;
 ///
 /// # Errors
 /// [`Error::Kernel`].
-pub fn wanted(contexts: &[Context], mappings: &[Mapping]) -> Result<u64> {
+fn wanted(contexts: &[Context], mappings: &[Mapping]) -> Result<u64> {
     let cpus = cpus()?;
     let each = contexts
         .iter()
@@ -38,7 +38,7 @@ pub fn wanted(contexts: &[Context], mappings: &[Mapping]) -> Result<u64> {
 ///
 /// # Errors
 /// [`Error::Kernel`].
-pub fn without_size(contexts: &[Context], mappings: &[Mapping]) -> Result<Option<u64>> {
+fn without_size(contexts: &[Context], mappings: &[Mapping]) -> Result<Option<u64>> {
     let cpus = cpus()?;
     let mut rings = contexts
         .iter()
@@ -51,7 +51,7 @@ pub fn without_size(contexts: &[Context], mappings: &[Mapping]) -> Result<Option
 ///
 /// # Errors
 /// [`Error::Kernel`].
-pub fn allowed() -> Result<u64> {
+fn allowed() -> Result<u64> {
     let number = |name: &str| {
         let path = sys::procfs::path(format_args!("sys/fs/{name}"));
         let failed = |error| Error::kernel(format!("cannot read {path}"), error);
@@ -59,6 +59,35 @@ pub fn allowed() -> Result<u64> {
         Ok::<u64, Error>(text.trim().parse().unwrap_or(u64::MAX))
     };
     Ok(number("aio-max-nr")?.saturating_sub(number("aio-nr")?))
+}
+
+/// Why this host has no room for the contexts of processes, each with its mappings, if so.
+///
+/// # Errors
+/// [`Error::Kernel`], [`Error::Corrupt`].
+pub fn check<'a>(
+    all: impl Iterator<Item = (&'a [Context], &'a [Mapping])>,
+) -> Result<Option<String>> {
+    let mut needed = 0;
+    for (contexts, mappings) in all.filter(|(contexts, _)| !contexts.is_empty()) {
+        if let Some(pages) = without_size(contexts, mappings)? {
+            return Ok(Some(format!(
+                "a ring of {pages} pages cannot be made with as many processors as this host can \
+                 have"
+            )));
+        }
+        needed += wanted(contexts, mappings)?;
+    }
+    if needed == 0 {
+        return Ok(None);
+    }
+    let more = allowed()?;
+    Ok((needed > more).then(|| {
+        format!(
+            "the image needs {needed} requests of asynchronous I/O, and this host allows {more} \
+             more (fs.aio-max-nr)"
+        )
+    }))
 }
 
 /// Has a process make its contexts, of which `mappings` are.

@@ -6,6 +6,7 @@
 //! moves its ring to its address, which is the context's name, and brings the kernel's counters to
 //! where they were ([`reach`]).
 
+mod dump;
 mod make;
 pub mod reach;
 mod seen;
@@ -15,8 +16,8 @@ use prost::Message;
 
 use super::memory::{Mapping, Special};
 use crate::{Error, Result};
-pub use make::{allowed, make, wanted, without_size};
-pub use seen::{Looked, look};
+pub use dump::{dump, is_busy};
+pub use make::{check, make};
 
 /// The number of the record; one a process that has contexts.
 pub const TAG: u16 = 303;

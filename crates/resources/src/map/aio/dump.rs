@@ -15,83 +15,62 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use image::Record;
-use prost::Message;
-use resources::Error;
-use resources::map::aio::{self, Context, Contexts, Looked};
-use resources::map::listing::Listed;
 use sys::process::Process;
 
-use super::found::Found;
-use super::patience::wait_while;
-use crate::Result;
-use crate::obstacles::Obstacles;
-use crate::records::record;
+use super::seen::{self, Looked};
+use super::{Context, Contexts};
+use crate::map::listing::Listed;
+use crate::{Error, Result};
 
-/// Waits until no requests are under way any more that end by themselves. Gives whether there are
-/// contexts. What cannot be told is told of by [`contexts`].
-pub(super) fn settle(all: &[Found]) -> Result<bool> {
-    let processes = with_contexts(all).collect::<Vec<_>>();
-    let is_busy = |process: &&Process| {
-        let looked = look(process).unwrap_or_default();
-        looked.iter().any(|one| one.under_way > 0 && !one.waits)
-    };
-    wait_while(|| Ok(processes.iter().any(is_busy)))?;
-    Ok(!processes.is_empty())
-}
-
-/// The processes that have contexts.
-pub(super) fn with_contexts(all: &[Found]) -> impl Iterator<Item = &Process> {
-    let having = all.iter().filter(|found| rings(found).next().is_some());
-    having.map(|found| &found.process)
-}
-
-fn rings(found: &Found) -> impl Iterator<Item = &Listed> {
-    found.listed.iter().filter(|listed| listed.is_aio())
+/// Whether requests are under way in a stopped process that end by themselves. What cannot be told
+/// is told of by [`dump`].
+#[must_use]
+pub fn is_busy(process: &Process) -> bool {
+    let looked = look(process).unwrap_or_default();
+    looked.iter().any(|one| one.under_way > 0 && !one.waits)
 }
 
 fn look(process: &Process) -> std::io::Result<Vec<Looked>> {
-    aio::look(process.open("mem")?.as_fd())
+    seen::look(process.open("mem")?.as_fd())
 }
 
-/// The record of a task's contexts, if it has any; those that are not saved are noted.
-pub(super) fn contexts(found: &Found, obstacles: &mut Obstacles) -> Result<Option<Record>> {
-    let pid = found.node.pid;
-    let Some(first) = rings(found).next() else {
-        return Ok(None);
-    };
-    let looked = match look(&found.process) {
-        Ok(looked) => looked,
-        Err(error) if error.kind() == ErrorKind::Unsupported => {
+/// The contexts of a process that has the rings `rings`; those that are not saved are added to
+/// `refused`. Nothing where none can be looked at.
+pub fn dump<'a>(
+    process: &Process,
+    rings: impl Iterator<Item = &'a Listed> + Clone,
+    refused: &mut Vec<Error>,
+) -> Option<Contexts> {
+    let pid = process.pid();
+    let first = rings.clone().next()?;
+    let looked = look(process).map_err(|error| match error.kind() {
+        ErrorKind::Unsupported => {
             let why = format!("its state cannot be looked up in the kernel ({error})");
-            let refused = Error::unsupported(pid, first.place()).because(why);
-            return Ok(obstacles.note(Err(refused))?.flatten());
+            Error::unsupported(pid, first.place()).because(why)
         }
-        Err(error) => {
+        _ => {
             let doing = format!("look {} of pid {pid} up in the kernel", first.place());
-            return Err(Error::kernel(doing, error).into());
+            Error::kernel(doing, error)
         }
-    };
+    });
+    let looked = looked.map_err(|error| refused.push(error)).ok()?;
     let mut contexts = Vec::new();
-    for ring in rings(found) {
+    for ring in rings {
         let is_its = |one: &&Looked| {
             let start = one.context.address;
             (start..start.saturating_add(one.bytes)).contains(&ring.span.start.0)
         };
-        let context = context_of(&found.process, ring, looked.iter().find(is_its));
-        contexts.extend(obstacles.note(context)?);
+        match context_of(process, ring, looked.iter().find(is_its)) {
+            Ok(context) => contexts.push(context),
+            Err(error) => refused.push(error),
+        }
     }
-    let contexts = Contexts { contexts };
-    Ok(Some(record(
-        aio::TAG,
-        found.node.number,
-        contexts.encode_to_vec(),
-    )))
+    Some(Contexts { contexts })
 }
 
 fn context_of(process: &Process, ring: &Listed, looked: Option<&Looked>) -> Result<Context> {
     let pid = process.pid();
-    let refuse = |why: &str| Err(Error::unsupported(pid, ring.place()).because(why).into());
+    let refuse = |why: &str| Err(Error::unsupported(pid, ring.place()).because(why));
     let Some(looked) = looked else {
         return refuse("it belongs to no context of this process");
     };
@@ -110,7 +89,7 @@ fn context_of(process: &Process, ring: &Listed, looked: Option<&Looked>) -> Resu
             early: true,
             by_tree: false,
         };
-        return Err(passing.into());
+        return Err(passing);
     }
     if !looked.adds_up {
         return refuse("the kernel's counters of it do not add up");
