@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::fork::close_all_but;
+use crate::signal::Blocked;
 use crate::socket::Along;
 
 /// An option to be set on a socket.
@@ -68,12 +69,7 @@ impl Watchdog {
 /// 1. `life` makes nothing but system calls, on memory that is there already: in the copy, locks of
 ///    other threads stay locked.
 pub(crate) unsafe fn start(kept: &[RawFd], life: impl FnOnce()) -> io::Result<libc::pid_t> {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: fills the set in.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: reads the filled set, fills in the other.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    let blocked = Blocked::all();
     // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
     // calls (condition 1).
     let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
@@ -86,8 +82,7 @@ pub(crate) unsafe fn start(kept: &[RawFd], life: impl FnOnce()) -> io::Result<li
         }
     }
     let failure = io::Error::last_os_error();
-    // SAFETY: reads the set that was filled in above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    drop(blocked);
     match libc::pid_t::try_from(pid) {
         Ok(pid) if pid > 0 => Ok(pid),
         _ => Err(failure),
@@ -129,11 +124,8 @@ pub fn apart(f: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
         return Err(io::Error::last_os_error());
     }
     if pid == 0 {
-        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: fills the set in.
-        unsafe { libc::sigfillset(all.as_mut_ptr()) };
-        // SAFETY: reads the filled set.
-        unsafe { libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
+        // Never dropped: this copy ends first.
+        let _blocked = Blocked::all();
         let bytes = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
         if let Ok(bytes) = &bytes {
             let mut rest = bytes.as_slice();
