@@ -94,8 +94,8 @@ impl<'a> Helper<'a> {
             helper.live(|| life(theirs));
         })?;
         Ok(Child {
-            pid: Some(pid),
-            channel: Some(own),
+            channel: own,
+            process: Process(pid),
         })
     }
 
@@ -144,40 +144,41 @@ pub fn standard_streams() -> [io::Result<File>; 3] {
     [(); 3].map(|()| File::open("/dev/null"))
 }
 
-/// A helper that is a child. Dropped, it has its side of the channel closed, and is waited for.
+/// A helper that is a child. Dropped, it sees the end of its messages, and is waited for.
 #[derive(Debug)]
 pub struct Child {
-    pid: Option<Pid>,
-    channel: Option<Channel>,
+    // Dropped first.
+    channel: Channel,
+    process: Process,
 }
+
+/// A child's process. Dropped, it is waited for.
+#[derive(Debug)]
+pub(crate) struct Process(Pid);
 
 impl Child {
     /// The channel to it.
-    ///
-    /// # Panics
-    /// Never.
     #[must_use]
-    pub fn channel(&self) -> &Channel {
-        self.channel.as_ref().expect("only drop takes it")
+    pub const fn channel(&self) -> &Channel {
+        &self.channel
     }
 
     /// Gives the channel to it; nobody waits for its end.
-    ///
-    /// # Panics
-    /// Never.
     #[must_use]
-    pub fn into_channel(mut self) -> Channel {
-        self.pid = None;
-        self.channel.take().expect("only drop takes it")
+    pub fn into_channel(self) -> Channel {
+        std::mem::forget(self.process);
+        self.channel
+    }
+
+    /// The channel to it, and what waits for its end.
+    pub(crate) fn split(self) -> (Channel, Process) {
+        (self.channel, self.process)
     }
 
     /// Its process.
-    ///
-    /// # Panics
-    /// Never.
     #[must_use]
-    pub fn pid(&self) -> Pid {
-        self.pid.expect("only into_channel takes it")
+    pub const fn pid(&self) -> Pid {
+        self.process.0
     }
 
     /// Kills it.
@@ -186,12 +187,9 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for Process {
     fn drop(&mut self) {
-        drop(self.channel.take());
-        if let Some(pid) = self.pid {
-            let _ = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()));
-        }
+        let _ = rustix::io::retry_on_intr(|| waitpid(Some(self.0), WaitOptions::empty()));
     }
 }
 

@@ -20,7 +20,8 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::{Channel, Child, Helper, wait_for_end};
+use crate::process::Process;
+use crate::{Channel, Helper, wait_for_end};
 
 /// The longest path, in bytes (`PATH_MAX`, path_resolution(7)).
 const PATH_MAX_BYTES: usize = 4096;
@@ -56,6 +57,15 @@ enum EntryKind {
     Undo = 6,
     /// Nothing is to be undone.
     Dismiss = 7,
+}
+
+impl Entry {
+    fn of(kind: EntryKind) -> Self {
+        Self {
+            kind: kind as i32,
+            ..Self::default()
+        }
+    }
 }
 
 /// The answer to a file or a directory that was to be made.
@@ -103,8 +113,10 @@ impl Mount {
 /// and waits for that.
 #[derive(Debug)]
 pub struct UndoList {
-    channel: Arc<Channel>,
-    child: Option<Child>,
+    /// There until it is given away.
+    channel: Option<Arc<Channel>>,
+    /// The helper, where it is a child. Dropped last.
+    process: Option<Process>,
 }
 
 impl UndoList {
@@ -115,11 +127,10 @@ impl UndoList {
     /// Those of [`Helper::start`].
     pub fn start(held: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let child = helper().keep(held.iter().copied()).start(keep)?;
-        let channel = Arc::new(child.channel().duplicate()?);
-        Ok(Self {
-            channel,
-            child: Some(child),
-        })
+        let (channel, process) = child.split();
+        let mut list = Self::of(channel);
+        list.process = Some(process);
+        Ok(list)
     }
 
     /// Leaves a helper behind that is nobody's child here.
@@ -134,21 +145,24 @@ impl UndoList {
     #[must_use]
     pub fn of(channel: Channel) -> Self {
         Self {
-            channel: Arc::new(channel),
-            child: None,
+            channel: Some(Arc::new(channel)),
+            process: None,
         }
     }
 
     /// Gives the channel away: all is undone when nobody has it any more.
     ///
-    /// # Errors
-    /// Those of fcntl(2); all is undone then.
-    pub fn into_channel(mut self) -> io::Result<Channel> {
-        let channel = self.channel.duplicate()?;
-        // Without a word to the helper.
-        self.child.take().map(Child::into_channel);
-        std::mem::forget(self);
-        Ok(channel)
+    /// # Panics
+    /// Where there is an [`UndoList::dismisser`], which has it, too.
+    #[must_use]
+    pub fn into_channel(mut self) -> Channel {
+        std::mem::forget(self.process.take());
+        let channel = self.channel.take().and_then(Arc::into_inner);
+        channel.expect("nobody else has it")
+    }
+
+    fn channel(&self) -> &Arc<Channel> {
+        self.channel.as_ref().expect("only into_channel takes it")
     }
 
     /// Has a process end.
@@ -156,7 +170,8 @@ impl UndoList {
     /// # Errors
     /// The helper is gone.
     pub fn add_process(&self, pidfd: BorrowedFd<'_>) -> io::Result<()> {
-        self.tell(EntryKind::Process, Path::new(""), &[pidfd])
+        self.channel()
+            .send(&Entry::of(EntryKind::Process), &[pidfd])
     }
 
     /// Has a file lose this name, which it may not have yet.
@@ -164,7 +179,7 @@ impl UndoList {
     /// # Errors
     /// The helper is gone; `ENAMETOOLONG`.
     pub fn add_file(&self, file: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-        self.tell(EntryKind::File, path, &[file])
+        self.channel().send(&entry(EntryKind::File, path)?, &[file])
     }
 
     /// Has a mount go.
@@ -176,7 +191,7 @@ impl UndoList {
             mount: mount.id,
             ..entry(EntryKind::Mount, &mount.point)?
         };
-        self.channel.send(&entry, &[])
+        self.channel().send(&entry, &[])
     }
 
     /// Makes an empty file for this user alone, which goes again; tells whether there was none.
@@ -196,7 +211,7 @@ impl UndoList {
     }
 
     fn make(&self, kind: EntryKind, path: &Path) -> io::Result<bool> {
-        let (made, _) = self.channel.ask::<Made>(&entry(kind, path)?, &[])?;
+        let (made, _) = self.channel().ask::<Made>(&entry(kind, path)?, &[])?;
         match made.errno.unwrap_or_default() {
             0 => Ok(true),
             errno if errno == Errno::EXIST.raw_os_error() => Ok(false),
@@ -208,36 +223,38 @@ impl UndoList {
     ///
     /// # Errors
     /// The helper is gone: then it may have been killed.
-    pub fn dismiss(&self) -> io::Result<()> {
-        self.tell(EntryKind::Dismiss, Path::new(""), &[])
+    ///
+    /// # Panics
+    /// Never.
+    pub fn dismiss(mut self) -> io::Result<()> {
+        let channel = self.channel.take();
+        let channel = channel.expect("only into_channel takes it");
+        channel.send(&Entry::of(EntryKind::Dismiss), &[])
     }
 
     /// The descriptor by which [`UndoList::dismisser`] acts.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
+        self.channel().as_fd()
     }
 
     /// Dismisses it when it is called, also by another process that has [`UndoList::fd`].
     pub fn dismisser(&self) -> impl FnOnce() + use<> {
-        let channel = self.channel.clone();
+        let channel = self.channel().clone();
         move || {
-            if let Ok(entry) = entry(EntryKind::Dismiss, Path::new("")) {
-                let _ = channel.send(&entry, &[]);
-            }
+            let _ = channel.send(&Entry::of(EntryKind::Dismiss), &[]);
         }
-    }
-
-    fn tell(&self, kind: EntryKind, path: &Path, rights: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.channel.send(&entry(kind, path)?, rights)
     }
 }
 
 impl Drop for UndoList {
     fn drop(&mut self) {
+        let Some(channel) = self.channel.take() else {
+            return;
+        };
         // Others may have the channel, too, so the end of this side says nothing by itself.
-        if self.tell(EntryKind::Undo, Path::new(""), &[]).is_ok() {
-            while let Ok(Some(_)) = self.channel.receive::<Made>() {}
+        if channel.send(&Entry::of(EntryKind::Undo), &[]).is_ok() {
+            while let Ok(Some(_)) = channel.receive::<Made>() {}
         }
     }
 }
@@ -248,9 +265,8 @@ fn entry(kind: EntryKind, path: &Path) -> io::Result<Entry> {
         return Err(Errno::NAMETOOLONG.into());
     }
     Ok(Entry {
-        kind: kind as i32,
         path: path.to_vec(),
-        mount: 0,
+        ..Entry::of(kind)
     })
 }
 
@@ -432,8 +448,8 @@ mod tests {
             |_, channel| keep(channel),
             |subject, channel| {
                 let list = UndoList::of(channel);
-                if subject.act(&list).and_then(|()| list.dismiss()).is_err() {
-                    std::mem::forget(list);
+                if subject.act(&list).is_ok() {
+                    let _ = list.dismiss();
                 }
             },
             |subject, outcome| match (outcome.victim, outcome.messages) {
@@ -465,7 +481,7 @@ mod tests {
         let subject = Subject::new();
         let list = UndoList::leave().expect("a helper");
         subject.act(&list).expect("done");
-        let channel = list.into_channel().expect("a channel");
+        let channel = list.into_channel();
         assert_eq!(subject.left(), ["file", "folder", "others"]);
         drop(UndoList::of(channel));
         assert_eq!(subject.left(), ["others"]);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
+use guard::UndoList;
 use image::{Granule, Reader, SpaceId};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -22,7 +23,6 @@ use sys::uffd::Features;
 
 use super::block;
 use super::ram::{HUGE_BYTES, Memory};
-use super::reaper::Reaper;
 use super::record::QemuMachine;
 use super::restore::reopened;
 use super::start::Started;
@@ -177,7 +177,7 @@ impl Lazy {
         let Ok(serving) = begun else { return };
         match serving.bring_in() {
             // Where the watchdog is gone, it ends nobody.
-            Ok(true) => drop(serving.reaper.dismiss()),
+            Ok(true) => drop(serving.undo.dismiss()),
             Ok(false) => {}
             Err(error) => {
                 let told = sys::causes::line(&error);
@@ -191,8 +191,10 @@ impl Lazy {
     fn begin(self, image: &Arc<Reader>) -> Result<Serving> {
         let held = self.files.iter().map(OwnedFd::as_fd);
         let held = held.chain([self.target.uffd.as_fd()]);
-        let reaper = Reaper::post_holding(&held.collect::<Vec<_>>())?;
-        reaper.watch(self.process.as_fd())?;
+        let undo = UndoList::start(&held.collect::<Vec<_>>());
+        let undo = undo.map_err(kernel("cannot post a watchdog"))?;
+        let added = undo.add_process(self.process.as_fd());
+        added.map_err(Error::untold)?;
         let options = Options {
             unregister: false,
             poison: false,
@@ -200,7 +202,7 @@ impl Lazy {
         };
         let metrics = Arc::new(Metrics::new());
         Ok(Serving {
-            reaper,
+            undo,
             session: Session::begin(self.target, image.clone(), options, metrics)?,
             process: self.process,
             _files: self.files,
@@ -211,7 +213,7 @@ impl Lazy {
 /// A machine whose memory is being brought in.
 struct Serving {
     /// Who ends it when this is gone.
-    reaper: Reaper,
+    undo: UndoList,
     session: Session,
     process: OwnedFd,
     _files: Vec<OwnedFd>,

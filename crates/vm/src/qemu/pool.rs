@@ -2,7 +2,7 @@
 //! out of the pool pays for nothing else.
 //!
 //! The keeper of the template has them: of each its process, the connection to its monitor, and
-//! the line to a reaper of its own, which ends it when nobody has that line any more.
+//! the channel to its undo list, which ends it when nobody has that channel any more.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,14 +11,14 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use guard::UndoList;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::own_disks::{Own, OwnDisks};
 use super::ram::Memory;
-use super::reaper::Reaper;
-use super::restore::{Batch, Numbered};
+use super::restore::{Batch, Numbered, undo_list};
 use super::start::Started;
 use super::template::{Keeper, Pooled};
 use crate::{Error, Result};
@@ -58,9 +58,9 @@ fn key(batch: &Batch<'_>) -> u64 {
     hasher.finish()
 }
 
-/// Takes at most `count` machines out of the pool, each with the reaper that ends it if this
+/// Takes at most `count` machines out of the pool, each with the list that ends it if this
 /// process does.
-pub(crate) fn take(keeper: &Keeper, batch: &Batch<'_>, count: u32) -> Vec<(Numbered, Reaper)> {
+pub(crate) fn take(keeper: &Keeper, batch: &Batch<'_>, count: u32) -> Vec<(Numbered, UndoList)> {
     let key = key(batch);
     let mut taken = Vec::new();
     while taken.len() < count as usize {
@@ -68,9 +68,9 @@ pub(crate) fn take(keeper: &Keeper, batch: &Batch<'_>, count: u32) -> Vec<(Numbe
             break;
         };
         match understood(pooled) {
-            Some((mut one, reaper)) => {
+            Some((mut one, undo)) => {
                 one.started.set_patience(batch.patience);
-                taken.push((one, reaper));
+                taken.push((one, undo));
             }
             // It has ended since.
             None => log::info!("a machine of the pool is gone"),
@@ -79,7 +79,7 @@ pub(crate) fn take(keeper: &Keeper, batch: &Batch<'_>, count: u32) -> Vec<(Numbe
     taken
 }
 
-fn understood(pooled: Pooled) -> Option<(Numbered, Reaper)> {
+fn understood(pooled: Pooled) -> Option<(Numbered, UndoList)> {
     let about = serde_json::from_slice::<About>(&pooled.about).ok()?;
     let [process, qmp, line] = <[OwnedFd; 3]>::try_from(pooled.rights).ok()?;
     let has_ended = PollFd::new(&process, PollFlags::IN);
@@ -98,7 +98,7 @@ fn understood(pooled: Pooled) -> Option<(Numbered, Reaper)> {
         name: about.name,
         started,
     };
-    Some((clone, Reaper::of(line)))
+    Some((clone, UndoList::of(line.into())))
 }
 
 /// Starts machines until `wanted` wait in the pool.
@@ -115,7 +115,7 @@ pub(crate) fn fill_whole(
     let mut put = 0;
     let filled = fill(batch, memory, keeper, wanted, &mut put);
     if filled.is_err() {
-        // Whoever is not kept by anybody is ended by the reaper.
+        // Its undo list ends a machine that nobody keeps.
         (0..put).for_each(|_| drop(keeper.take(key(batch))));
     }
     filled
@@ -133,8 +133,8 @@ fn fill(
     let key = key(batch);
     while keeper.pooled(key).ok_or_else(gone)? < wanted.into() {
         let number = keeper.numbers(1).ok_or_else(gone)?;
-        let reaper = Reaper::post()?;
-        let mut clone = batch.start(number, memory, &reaper)?;
+        let undo = undo_list()?;
+        let mut clone = batch.start(number, memory, &undo)?;
         clone.started.greet(batch.machine)?;
         let about = About {
             number,
@@ -148,11 +148,8 @@ fn fill(
         let own = [clone.started.process(), clone.started.monitor()];
         let rights = own.map(|right| right.try_clone_to_owned());
         let rights = rights.into_iter().collect::<std::io::Result<Vec<_>>>();
-        let mut rights = rights.map_err(|source| Error::Kernel {
-            doing: "cannot duplicate a descriptor",
-            source,
-        })?;
-        rights.push(reaper.into_line());
+        let mut rights = rights.map_err(Error::kernel("cannot duplicate a descriptor"))?;
+        rights.push(undo.into_channel().into());
         let pooled = Pooled {
             key,
             about: serde_json::to_vec(&about).expect("it is plain"),

@@ -76,7 +76,7 @@ pub(crate) struct Pooled {
     pub key: u64,
     /// What has to be known of it.
     pub about: Vec<u8>,
-    /// Its process, its monitor, the line to its reaper.
+    /// Its process, its monitor, the channel to its undo list.
     pub rights: Vec<OwnedFd>,
 }
 
@@ -350,7 +350,7 @@ struct Keeping {
     pool: Pool,
 }
 
-/// Machines that wait. Their reapers end them when this is gone.
+/// Machines that wait. Their undo lists end them when this is gone.
 struct Pool {
     /// The next one's number.
     next: u32,
