@@ -13,7 +13,7 @@ use super::plugged::{self, Device, PLACES};
 use super::qmp::{self, Qmp, Version};
 use super::record::QemuMachine;
 use super::user::QemuUser;
-use super::watchdog::Before;
+use super::watchdog::GuestState;
 use super::{command, processors};
 use crate::{Error, Result};
 
@@ -43,7 +43,7 @@ pub(crate) struct Machine {
     pub qmp: Qmp,
     pub pid: i32,
     /// What it becomes again when it goes on.
-    pub before: Before,
+    pub before: GuestState,
     /// What its migration is set to for the save.
     pub capabilities: Vec<(String, bool)>,
     pub blocks: Vec<Block>,
@@ -109,7 +109,7 @@ impl Machine {
         Ok(Self {
             qmp,
             pid,
-            before: Before {
+            before: GuestState {
                 ran,
                 capabilities: before,
             },
