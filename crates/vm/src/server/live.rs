@@ -23,7 +23,7 @@ use sys::uffd::Uffd;
 use super::copying::Copying;
 use super::handoff::{self, Refusal, Stopping};
 use super::sharing;
-use super::watchdog::{self, Connected};
+use super::watchdog::Connected;
 use super::watching::Watched;
 use super::{OnError, Prefetch, Shared, lock};
 use crate::place::{self, MEMORY};
@@ -561,7 +561,7 @@ fn serve_all<'scope>(
 /// Kills a monitor and waits for its end: without us its missing pages would read as zeros.
 fn kill(monitor: &OwnedFd) {
     match pidfd_send_signal(monitor, Signal::KILL) {
-        Ok(()) => watchdog::wait_for_end(monitor),
+        Ok(()) => guard::wait_for_end(monitor),
         Err(Errno::SRCH) => {}
         Err(errno) => log::error!("it cannot be killed: {errno}"),
     }

@@ -39,7 +39,7 @@ use crate::records::Records;
 use crate::server::keep::{Keeping, Left};
 use crate::server::live::{Arrived, Live};
 pub use crate::server::otlp::Otlp;
-use crate::server::watchdog::{Told, Watchdog};
+use crate::server::watchdog::{Event, Watchdog};
 use crate::server::watching::{Begin, Watched};
 use crate::server::working_set::Kept;
 use crate::{Error, Result, place};
@@ -400,22 +400,22 @@ fn attend_all(shared: &Arc<Shared>, heard: &OwnedFd) -> Result<u64> {
             continue;
         }
         match shared.watchdog.next() {
-            Told::Connected(connected) => {
+            Event::Connected(connected) => {
                 served += 1;
                 live::attend(shared, Arrived::New(connected), channel().0);
             }
-            Told::Leave => {
+            Event::Leave => {
                 let own = shared.clone();
                 let left = Builder::new().name("leave".to_owned());
                 if let Err(error) = left.spawn(move || own.leave()) {
                     log::error!("no thread can be made to leave: {error}");
                 }
             }
-            Told::Last => {
+            Event::Last => {
                 last = true;
                 shared.drain();
             }
-            Told::Gone => {
+            Event::Gone => {
                 (last, deaf) = (true, true);
                 shared.drain();
             }
