@@ -5,13 +5,12 @@
 //! the channel to its undo list, which ends it when nobody has that channel any more.
 
 use std::ffi::CStr;
-use std::fs::File;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use guard::UndoList;
+use guard::{Helper, UndoList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
@@ -172,20 +171,15 @@ pub(crate) fn fill_behind(
     keeper: &Keeper,
     wanted: u32,
 ) -> Result<()> {
-    let own = memory.iter().map(|file| file.2.as_raw_fd());
-    let more = [batch.state.as_raw_fd(), keeper.line().as_raw_fd()];
-    let kept = own.chain(more).collect::<Vec<_>>();
-    log::logger().flush();
-    let left = sys::fork::daemonize(&kept, FILLER, || {
-        log::set_max_level(log::LevelFilter::Off);
-        // What is opened later must not get the numbers of what programs say.
+    let helper = Helper::new(FILLER)
+        .keep(memory.iter().map(|file| file.2.as_fd()))
+        .keep([batch.state.as_fd(), keeper.line()]);
+    let left = helper.leave_alone(|| {
         std::thread::sleep(COURTESY);
-        let null = [(); 3].map(|()| File::open("/dev/null"));
+        let streams = guard::standard_streams();
         let _ = fill(batch, memory, keeper, wanted, &mut 0);
-        drop(null);
+        drop(streams);
     });
-    left.map_err(|source| Error::Kernel {
-        doing: "cannot leave a process behind that fills the pool",
-        source,
-    })
+    let doing = "cannot leave a process behind that fills the pool";
+    left.map_err(Error::kernel(doing))
 }
