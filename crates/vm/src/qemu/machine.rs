@@ -70,11 +70,8 @@ impl Machine {
     /// [`Error::Unfit`] where it cannot be saved; [`Error::Gone`], [`Error::Monitor`].
     pub fn look(socket: &Path, patience: Duration) -> Result<Self> {
         let (qmp, version) = Qmp::reach(socket, patience, patience.min(GREETING))?;
-        let kernel = |source| Error::Kernel {
-            doing: "cannot tell which process QEMU is",
-            source,
-        };
-        let pid = qmp.peer().map_err(kernel)?;
+        let kernel = || Error::kernel("cannot tell which process QEMU is");
+        let pid = qmp.peer().map_err(kernel())?;
         Self::of(qmp, version, pid).map_err(|error| unless_ended(error, pid))
     }
 

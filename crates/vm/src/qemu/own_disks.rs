@@ -242,10 +242,9 @@ fn fill(
     let placed = pages::place(reader, &[whole])?;
     let pages = placed.iter().map(|piece| u64::from(piece.pages));
     let total = pages.sum::<u64>() * PAGE_BYTES;
-    let again = made.try_clone().map_err(|source| Error::Kernel {
-        doing: "cannot duplicate a descriptor",
-        source,
-    })?;
+    let again = made
+        .try_clone()
+        .map_err(Error::kernel("cannot duplicate a descriptor"))?;
     let sink = sink::Object::new(again.into());
     pages::fill(reader, &placed, &sink, &|done| progress(done, total))?;
     Ok(())

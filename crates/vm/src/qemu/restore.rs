@@ -170,10 +170,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     memories.leave_servers(options, &reader, &machine, &machines)?;
     set_running(&mut machines, &machine, observer)?;
     memories.keep(options, &reader, &machines);
-    let mut lists = std::iter::once(undo).chain(others);
-    lists
-        .try_for_each(UndoList::dismiss)
-        .map_err(Error::untold)?;
+    dismiss(undo, others)?;
     let restored: Vec<_> = machines.into_iter().map(Numbered::leave).collect();
     log::info!("{} machines run: {restored:?}", restored.len());
     provide(options, &batch, &memories, reader.id())?;
@@ -192,6 +189,13 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
 /// [`Error::Kernel`].
 pub(crate) fn undo_list() -> Result<UndoList> {
     UndoList::start(&[]).map_err(Error::kernel("cannot post a watchdog"))
+}
+
+/// Leaves machines to themselves.
+fn dismiss(one: UndoList, others: Vec<UndoList>) -> Result<()> {
+    let mut lists = std::iter::once(one).chain(others);
+    let dismissed = lists.try_for_each(UndoList::dismiss);
+    dismissed.map_err(Error::untold)
 }
 
 /// Looks whether machines can be started of an image, as far as that can be told before anything is
@@ -530,15 +534,12 @@ fn name_of(pattern: Option<&str>, number: u32) -> String {
 
 /// The state of devices in a file that QEMU can read.
 fn state(bytes: &[u8]) -> Result<OwnedFd> {
-    let failed = |source: std::io::Error| Error::Kernel {
-        doing: "cannot keep the state of the devices",
-        source,
-    };
+    let doing = "cannot keep the state of the devices";
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file = rustix::fs::memfd_create("stillframe-state", flags);
-    let file = file.map_err(|errno| failed(errno.into()))?;
+    let file = file.map_err(Error::kernel(doing))?;
     let mut writer = fs::File::from(file);
-    std::io::Write::write_all(&mut writer, bytes).map_err(failed)?;
+    std::io::Write::write_all(&mut writer, bytes).map_err(Error::kernel(doing))?;
     Ok(writer.into())
 }
 

@@ -188,8 +188,8 @@ impl MadeFile {
     }
 }
 
-/// Receives messages until the other side is gone or dismisses this one: how it ended, and the files
-/// that it made for QEMU.
+/// Receives messages until the other side is gone or dismisses this one: how it ended, and the
+/// files that it made for QEMU.
 fn hear(maker: &Channel) -> (End, Vec<MadeFile>) {
     let (mut end, mut made) = (End::Dismissed, Vec::new());
     while let Ok(Some((message, _))) = maker.receive::<Message>() {

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::thread::Builder;
 
 use image::{Seal, Writer};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -569,6 +568,5 @@ fn kill(monitor: &OwnedFd) {
 
 /// Whether a process has ended.
 fn has_ended(process: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+    guard::wait([Some(process.as_fd())], Some(std::time::Instant::now())).is_ok_and(|[ended]| ended)
 }
