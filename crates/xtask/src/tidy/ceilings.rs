@@ -19,7 +19,7 @@ const DRIVERS: &[&str] = &["freeze", "process"];
 /// Lines of [`DRIVERS`] that name a tag.
 const TAGS: usize = 18;
 /// Lines of [`DRIVERS`] that name the module of a kind.
-const KINDS: usize = 85;
+const KINDS: usize = 81;
 /// The crates of which code may run in another world.
 const TRAVELLERS: &[&str] = &["freeze", "memory", "process", "resources", "tracee"];
 /// Lines of [`TRAVELLERS`] with a literal that begins with /proc.
