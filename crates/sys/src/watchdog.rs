@@ -28,10 +28,13 @@ pub struct Setting<'a> {
 /// A process that waits for this one to die; it is gone when this is dropped.
 #[derive(Debug)]
 pub struct Watchdog {
-    pid: libc::pid_t,
-    /// Written to by [`Drop`]; ends when this process does.
+    pub(crate) pid: libc::pid_t,
+    /// Written to by [`Watchdog::tell`]; ends when this process does.
     alive: OwnedFd,
 }
+
+/// What a watchdog is told: that all is well.
+pub(crate) const DISMISSED: u8 = 1;
 
 impl Watchdog {
     /// Starts it with the settings that it is to make, in their order. It holds copies of these
@@ -40,7 +43,6 @@ impl Watchdog {
     /// # Errors
     /// The calls' errno.
     pub fn start(settings: &[Setting<'_>]) -> io::Result<Self> {
-        let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
         let plan: Vec<_> = settings
             .iter()
             .map(|setting| {
@@ -48,44 +50,51 @@ impl Watchdog {
                 (socket, setting.level, setting.name, setting.value)
             })
             .collect();
-        let mut kept: Vec<RawFd> = plan.iter().map(|step| step.0).collect();
-        kept.push(end.as_fd().as_raw_fd());
+        let kept = plan.iter().map(|step| step.0).collect();
+        // SAFETY: it makes nothing but system calls, on memory that was prepared before.
+        unsafe { Self::with(kept, |end| guard(end, &plan)) }
+    }
+
+    /// Makes a copy of this process that blocks all signals, closes all descriptors but `kept` and
+    /// the one where it is told something, lives its `life` with that and ends. Its end sends no
+    /// signal.
+    ///
+    /// # Errors
+    /// The calls' errno.
+    ///
+    /// # Safety
+    /// 1. `life` makes nothing but system calls, on memory that is there already: in the copy,
+    ///    locks of other threads stay locked.
+    pub(crate) unsafe fn with(kept: Vec<RawFd>, life: impl FnOnce(RawFd)) -> io::Result<Self> {
+        let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
+        let end_fd = end.as_raw_fd();
+        let mut kept = kept;
+        kept.push(end_fd);
         kept.sort_unstable();
         kept.dedup();
-        let end = end.as_raw_fd();
-        // SAFETY: it makes nothing but system calls, on memory that was prepared before.
-        let pid = unsafe { start(&kept, || guard(end, &plan)) }?;
-        Ok(Self { pid, alive })
-    }
-}
-
-/// Makes a copy of this process that blocks all signals, closes all descriptors but `kept`, which
-/// are in ascending order, lives its `life` and ends. Its end sends no signal.
-///
-/// # Errors
-/// The call's errno.
-///
-/// # Safety
-/// 1. `life` makes nothing but system calls, on memory that is there already: in the copy, locks of
-///    other threads stay locked.
-pub(crate) unsafe fn start(kept: &[RawFd], life: impl FnOnce()) -> io::Result<libc::pid_t> {
-    let blocked = Blocked::all();
-    // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
-    // calls (condition 1).
-    let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
-    if pid == 0 {
-        close_all_but(kept);
-        life();
-        loop {
-            // SAFETY: does not return.
-            unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+        let blocked = Blocked::all();
+        // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
+        // calls (condition 1).
+        let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+        if pid == 0 {
+            close_all_but(&kept);
+            life(end_fd);
+            loop {
+                // SAFETY: does not return.
+                unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+            }
+        }
+        let failure = io::Error::last_os_error();
+        drop(blocked);
+        match libc::pid_t::try_from(pid) {
+            Ok(pid) if pid > 0 => Ok(Self { pid, alive }),
+            _ => Err(failure),
         }
     }
-    let failure = io::Error::last_os_error();
-    drop(blocked);
-    match libc::pid_t::try_from(pid) {
-        Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err(failure),
+
+    /// Tells it something. Where it is gone, nothing can be told.
+    pub(crate) fn tell(&self, what: u8) {
+        let _ = rustix::io::write(&self.alive, &[what]);
     }
 }
 
@@ -105,7 +114,7 @@ fn guard(end: RawFd, plan: &[(RawFd, i32, i32, i32)]) {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&self.alive, &[1]);
+        self.tell(DISMISSED);
         wait(self.pid);
     }
 }
