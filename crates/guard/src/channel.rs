@@ -194,14 +194,6 @@ impl Channel {
         let answer = self.receive()?;
         answer.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
-
-    /// A second descriptor of this side.
-    ///
-    /// # Errors
-    /// Those of fcntl(2).
-    pub fn duplicate(&self) -> io::Result<Self> {
-        self.0.try_clone().map(Self)
-    }
 }
 
 impl AsFd for Channel {

@@ -9,6 +9,9 @@
 //! as the end of the messages. [`UndoList`] is the commonest helper: it undoes in the reverse
 //! order, unless it is dismissed.
 //!
+//! Two helpers stand in `sys` (`watchdog`, `freeze`): any thread may start them at any moment, for
+//! they make nothing but system calls.
+//!
 //! ```
 //! # use guard::{Channel, Helper};
 //! let folder = std::env::temp_dir().join(format!("guard-{}", std::process::id()));

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use sys::fork::{daemonize, fork_for_numbers};
+use sys::fork::{daemonize, fork_for};
 use sys::signal::Blocked;
 
 use crate::Channel;
@@ -82,7 +82,7 @@ impl<'a> Helper<'a> {
         helper.flush();
         let maker = rustix::process::getpid();
         let _blocked = helper.is_deaf.then(Blocked::all);
-        let pid = fork_for_numbers(&helper.kept, || {
+        let pid = fork_for(&helper.kept, || {
             let _ = rustix::process::setsid();
             let _ = rustix::thread::set_name(helper.name);
             if helper.is_tied {

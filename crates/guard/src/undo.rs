@@ -23,10 +23,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::process::Process;
 use crate::{Channel, Helper, wait_for_end};
 
-/// The longest path, in bytes (`PATH_MAX`, path_resolution(7)).
-const PATH_MAX_BYTES: usize = 4096;
-
-/// What is told to the helper.
+/// A message to the helper, and its answer to a file or a directory that it was to make.
 #[derive(Clone, PartialEq, Message)]
 struct Entry {
     #[prost(enumeration = "EntryKind", tag = "1")]
@@ -36,6 +33,9 @@ struct Entry {
     /// The id of a mount.
     #[prost(uint64, tag = "3")]
     mount: u64,
+    /// Why nothing was made; 0 if it was.
+    #[prost(int32, tag = "4")]
+    errno: i32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -60,20 +60,18 @@ enum EntryKind {
 }
 
 impl Entry {
-    fn of(kind: EntryKind) -> Self {
+    fn of(kind: EntryKind, path: &Path) -> Self {
         Self {
             kind: kind as i32,
+            path: path.as_os_str().as_bytes().to_vec(),
             ..Self::default()
         }
     }
-}
 
-/// The answer to a file or a directory that was to be made.
-#[derive(Clone, PartialEq, Message)]
-struct Made {
-    /// 0 for none.
-    #[prost(int32, optional, tag = "1")]
-    errno: Option<i32>,
+    /// One about everything.
+    fn all(kind: EntryKind) -> Self {
+        Self::of(kind, Path::new(""))
+    }
 }
 
 /// A mounted file system.
@@ -171,25 +169,26 @@ impl UndoList {
     /// The helper is gone.
     pub fn add_process(&self, pidfd: BorrowedFd<'_>) -> io::Result<()> {
         self.channel()
-            .send(&Entry::of(EntryKind::Process), &[pidfd])
+            .send(&Entry::all(EntryKind::Process), &[pidfd])
     }
 
     /// Has a file lose this name, which it may not have yet.
     ///
     /// # Errors
-    /// The helper is gone; `ENAMETOOLONG`.
+    /// The helper is gone.
     pub fn add_file(&self, file: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-        self.channel().send(&entry(EntryKind::File, path)?, &[file])
+        self.channel()
+            .send(&Entry::of(EntryKind::File, path), &[file])
     }
 
     /// Has a mount go.
     ///
     /// # Errors
-    /// The helper is gone; `ENAMETOOLONG`.
+    /// The helper is gone.
     pub fn add_mount(&self, mount: &Mount) -> io::Result<()> {
         let entry = Entry {
             mount: mount.id,
-            ..entry(EntryKind::Mount, &mount.point)?
+            ..Entry::of(EntryKind::Mount, &mount.point)
         };
         self.channel().send(&entry, &[])
     }
@@ -211,8 +210,8 @@ impl UndoList {
     }
 
     fn make(&self, kind: EntryKind, path: &Path) -> io::Result<bool> {
-        let (made, _) = self.channel().ask::<Made>(&entry(kind, path)?, &[])?;
-        match made.errno.unwrap_or_default() {
+        let (made, _) = self.channel().ask::<Entry>(&Entry::of(kind, path), &[])?;
+        match made.errno {
             0 => Ok(true),
             errno if errno == Errno::EXIST.raw_os_error() => Ok(false),
             errno => Err(io::Error::from_raw_os_error(errno)),
@@ -229,7 +228,7 @@ impl UndoList {
     pub fn dismiss(mut self) -> io::Result<()> {
         let channel = self.channel.take();
         let channel = channel.expect("only into_channel takes it");
-        channel.send(&Entry::of(EntryKind::Dismiss), &[])
+        channel.send(&Entry::all(EntryKind::Dismiss), &[])
     }
 
     /// The descriptor by which [`UndoList::dismisser`] acts.
@@ -242,7 +241,7 @@ impl UndoList {
     pub fn dismisser(&self) -> impl FnOnce() + use<> {
         let channel = self.channel().clone();
         move || {
-            let _ = channel.send(&Entry::of(EntryKind::Dismiss), &[]);
+            let _ = channel.send(&Entry::all(EntryKind::Dismiss), &[]);
         }
     }
 }
@@ -253,43 +252,17 @@ impl Drop for UndoList {
             return;
         };
         // Others may have the channel, too, so the end of this side says nothing by itself.
-        if channel.send(&Entry::of(EntryKind::Undo), &[]).is_ok() {
-            while let Ok(Some(_)) = channel.receive::<Made>() {}
+        if channel.send(&Entry::all(EntryKind::Undo), &[]).is_ok() {
+            while let Ok(Some(_)) = channel.receive::<Entry>() {}
         }
     }
-}
-
-fn entry(kind: EntryKind, path: &Path) -> io::Result<Entry> {
-    let path = path.as_os_str().as_bytes();
-    if path.len() > PATH_MAX_BYTES {
-        return Err(Errno::NAMETOOLONG.into());
-    }
-    Ok(Entry {
-        path: path.to_vec(),
-        ..Entry::of(kind)
-    })
 }
 
 fn helper() -> Helper<'static> {
     Helper::new(c"stillframe-undo").deaf()
 }
 
-/// What can be undone.
-enum Deed {
-    /// A file or a directory with this name.
-    Name(Name),
-    Mount(Mount),
-}
-
-impl Deed {
-    fn undo(self) {
-        match self {
-            Self::Name(name) => name.remove(),
-            Self::Mount(mount) => drop(mount.unmount()),
-        }
-    }
-}
-
+/// A file or a directory with a name.
 struct Name {
     path: PathBuf,
     inode: (u64, u64),
@@ -338,7 +311,8 @@ impl Name {
 
 /// The helper's life.
 fn keep(channel: Channel) {
-    let (mut processes, mut deeds) = (Vec::new(), Vec::new());
+    let mut processes = Vec::new();
+    let mut deeds: Vec<Box<dyn FnOnce()>> = Vec::new();
     // What makes no sense is as good as the end of the other side.
     while let Ok(Some((entry, rights))) = channel.receive::<Entry>() {
         let kind = entry.kind();
@@ -347,20 +321,24 @@ fn keep(channel: Channel) {
             EntryKind::Process => processes.extend(rights),
             EntryKind::File => {
                 let file = rights.into_iter().next();
-                deeds.extend(file.and_then(|file| Name::of(file, path)).map(Deed::Name));
+                if let Some(name) = file.and_then(|file| Name::of(file, path)) {
+                    deeds.push(Box::new(move || name.remove()));
+                }
             }
-            EntryKind::Mount => deeds.push(Deed::Mount(Mount {
-                point: path,
-                id: entry.mount,
-            })),
+            EntryKind::Mount => {
+                let (point, id) = (path, entry.mount);
+                deeds.push(Box::new(move || drop(Mount { point, id }.unmount())));
+            }
             EntryKind::NewFile | EntryKind::NewDirectory => {
-                let made = Name::make(path, kind == EntryKind::NewDirectory);
-                let errno = made.as_ref().err().map_or(0, |error| {
-                    error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
-                });
-                deeds.extend(made.ok().map(Deed::Name));
-                let errno = Some(errno);
-                if channel.send(&Made { errno }, &[]).is_err() {
+                let mut answer = Entry::all(kind);
+                match Name::make(path, kind == EntryKind::NewDirectory) {
+                    Ok(name) => deeds.push(Box::new(move || name.remove())),
+                    Err(error) => {
+                        let errno = error.raw_os_error();
+                        answer.errno = errno.unwrap_or(Errno::IO.raw_os_error());
+                    }
+                }
+                if channel.send(&answer, &[]).is_err() {
                     break;
                 }
             }
@@ -372,7 +350,7 @@ fn keep(channel: Channel) {
         let _ = pidfd_send_signal(process, Signal::KILL);
     }
     processes.iter().for_each(wait_for_end);
-    deeds.into_iter().rev().for_each(Deed::undo);
+    deeds.into_iter().rev().for_each(|undo| undo());
 }
 
 #[cfg(test)]
