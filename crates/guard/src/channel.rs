@@ -110,15 +110,13 @@ impl Channel {
     /// Sends one message with descriptors, at most [`sys::socket::RIGHTS_MAX`].
     ///
     /// # Errors
-    /// Those of sendmsg(2); [`io::ErrorKind::InvalidData`] for a message that is too long.
-    ///
-    /// # Panics
-    /// For a message without a field.
+    /// Those of sendmsg(2); [`io::ErrorKind::InvalidData`] for a message that is too long, or in
+    /// which nothing is set.
     pub fn send(&self, message: &impl Message, rights: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = message.encode_to_vec();
-        assert!(!bytes.is_empty(), "an empty packet is taken for the end");
-        if bytes.len() > MESSAGE_MAX_BYTES {
-            return Err(invalid("a message is too long"));
+        // An empty packet is the end.
+        if bytes.is_empty() || bytes.len() > MESSAGE_MAX_BYTES {
+            return Err(invalid("a message is empty or too long"));
         }
         #[cfg(any(test, feature = "harness"))]
         crate::failpoint::pass(&crate::failpoint::SENDS);
@@ -182,9 +180,6 @@ impl Channel {
     /// # Errors
     /// As [`Channel::send`] and [`Channel::receive`]; [`io::ErrorKind::UnexpectedEof`] when the
     /// other side is gone.
-    ///
-    /// # Panics
-    /// As [`Channel::send`].
     pub fn ask<M: Message + Default>(
         &self,
         question: &impl Message,

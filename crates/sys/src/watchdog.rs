@@ -43,16 +43,9 @@ impl Watchdog {
     /// # Errors
     /// The calls' errno.
     pub fn start(settings: &[Setting<'_>]) -> io::Result<Self> {
-        let plan: Vec<_> = settings
-            .iter()
-            .map(|setting| {
-                let socket = setting.socket.as_raw_fd();
-                (socket, setting.level, setting.name, setting.value)
-            })
-            .collect();
-        let kept = plan.iter().map(|step| step.0).collect();
+        let sockets = settings.iter().map(|setting| setting.socket.as_raw_fd());
         // SAFETY: it makes nothing but system calls, on memory that was prepared before.
-        unsafe { Self::with(kept, |end| guard(end, &plan)) }
+        unsafe { Self::with(sockets.collect(), |end| guard(end, settings)) }
     }
 
     /// Makes a copy of this process that blocks all signals, closes all descriptors but `kept` and
@@ -99,15 +92,16 @@ impl Watchdog {
 }
 
 /// The watchdog's life, with all signals blocked.
-fn guard(end: RawFd, plan: &[(RawFd, i32, i32, i32)]) {
+fn guard(end: RawFd, settings: &[Setting<'_>]) {
     let mut byte = 0u8;
     // SAFETY: reads one byte into one byte.
     let read = unsafe { libc::syscall(libc::SYS_read, end, &raw mut byte, 1) };
     if read == 0 {
-        for (socket, level, name, value) in plan {
-            let value = &raw const *value;
+        for setting in settings {
+            let (socket, value) = (setting.socket.as_raw_fd(), &raw const setting.value);
+            let (level, name) = (setting.level, setting.name);
             // SAFETY: the kernel reads the 4 bytes of the value.
-            unsafe { libc::syscall(libc::SYS_setsockopt, *socket, *level, *name, value, 4) };
+            unsafe { libc::syscall(libc::SYS_setsockopt, socket, level, name, value, 4) };
         }
     }
 }
