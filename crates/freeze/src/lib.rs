@@ -20,7 +20,6 @@
 mod error;
 mod foreign;
 mod mappings;
-pub mod packets;
 mod proc;
 mod refetch;
 pub mod returned;
@@ -37,5 +36,5 @@ pub use foreign::userfaultfd_of;
 pub use mappings::parse;
 pub use proc::{read_at, read_proc};
 pub use target::explain_mapping;
-pub use tree::{Body, DEFAULT_TIMEOUT, Frozen, Guard, Limit, Task, freeze, stat_of};
+pub use tree::{Body, DEFAULT_TIMEOUT, Frozen, Guard, Limit, Task, freeze, start_ticks, stat_of};
 pub use waits::Wait;

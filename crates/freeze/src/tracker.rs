@@ -13,29 +13,21 @@
 //! inherit pages.
 
 mod server;
-mod trust;
 mod wire;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use guard::{Channel, Helper, PATIENCE};
 use image::ImageId;
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with,
-};
+use rustix::net::{SocketType, listen};
 use sys::listener::{Failure, listen_at};
 use sys::uffd::Uffd;
 
-pub use self::trust::{is_trusted, start_ticks};
-use self::wire::{Said, What};
-use crate::{Error, Result, packets, runtime};
-
-/// How long a client waits for a tracker to answer: it may be talking to another one.
-const PATIENCE: Duration = Duration::from_secs(10);
+use self::wire::{Message, MessageKind};
+use crate::{Error, Result, runtime, start_ticks};
 
 /// How long writes are tracked after a round when nobody comes for the next one and nobody says
 /// otherwise.
@@ -97,7 +89,7 @@ impl AsFd for Means {
 /// A conversation with the tracker of a tree.
 #[derive(Debug)]
 pub struct Client {
-    socket: OwnedFd,
+    channel: Channel,
     root: i32,
     /// What the tracker held when the conversation began.
     pub tasks: Vec<TrackedTask>,
@@ -118,23 +110,19 @@ impl Client {
         let path = runtime::folder()
             .map_err(failed("look for"))?
             .join(name(root)?);
-        let address = SocketAddrUnix::new(&path).map_err(|errno| failed("name")(errno.into()))?;
-        let socket = socket().map_err(failed("make a socket for"))?;
-        match connect(&socket, &address) {
-            // One that was killed leaves its name behind.
-            Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
-            other => other.map_err(|errno| failed("reach")(errno.into()))?,
-        }
-        if !is_trusted(&socket) {
-            let other = io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's");
-            return Err(failed("use")(other));
-        }
+        let channel = Channel::connect(&path).map_err(|error| {
+            let is_other = error.raw_os_error().is_none();
+            failed(if is_other { "use" } else { "reach" })(error)
+        })?;
+        let Some(channel) = channel else {
+            return Ok(None);
+        };
         let talk = || -> io::Result<_> {
-            set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-            set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-            let first = wire::receive(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+            channel.set_patience(PATIENCE)?;
+            let first = channel.receive::<Message>()?;
+            let first = first.ok_or(io::ErrorKind::UnexpectedEof)?;
             let image = first.0.image.clone();
-            Ok((image, wire::receive_tasks(&socket, first)?))
+            Ok((image, wire::receive_tasks(&channel, first)?))
         };
         let (image, tasks) = match talk() {
             Ok(state) => state,
@@ -152,7 +140,7 @@ impl Client {
             },
         });
         Ok(Some(Self {
-            socket,
+            channel,
             root,
             tasks: tasks.collect(),
             image: image.try_into().ok().map(ImageId),
@@ -164,8 +152,7 @@ impl Client {
     /// # Errors
     /// [`Error::Kernel`] when it is gone.
     pub fn pid(&self) -> Result<i32> {
-        let peer = socket_peercred(&self.socket);
-        let peer = peer.map_err(|errno| self.gone(errno.into()))?;
+        let peer = self.channel.peer().map_err(|error| self.gone(error))?;
         Ok(peer.pid.as_raw_nonzero().get())
     }
 
@@ -209,11 +196,8 @@ impl Client {
             };
             (tracked, task.by.as_fd())
         });
-        let said = Said {
-            what: What::Tasks as i32,
-            ..Said::default()
-        };
-        let sent = wire::send_tasks(&self.socket, said, &tasks.collect::<Vec<_>>());
+        let message = Message::of(MessageKind::Tasks);
+        let sent = wire::send_tasks(&self.channel, message, &tasks.collect::<Vec<_>>());
         sent.map_err(|error| self.gone(error))
     }
 
@@ -223,7 +207,7 @@ impl Client {
     /// # Errors
     /// [`Error::Kernel`] when it is gone.
     pub fn begin(&self) -> Result<()> {
-        self.say(What::Begin, Said::default())
+        self.send(&Message::of(MessageKind::Begin))
     }
 
     /// Says that everything written before is in `image` or one of its parents, and how long to
@@ -232,27 +216,23 @@ impl Client {
     /// # Errors
     /// [`Error::Kernel`] when it is gone.
     pub fn end(&self, image: ImageId, idle: Duration) -> Result<()> {
-        let said = Said {
+        self.send(&Message {
             image: image.0.to_vec(),
             idle_ms: u64::try_from(idle.as_millis()).unwrap_or(u64::MAX),
-            ..Said::default()
-        };
-        self.say(What::End, said)
+            ..Message::of(MessageKind::End)
+        })
     }
 
     /// Ends the tracker, and with it the tracking.
     pub fn quit(self) {
-        if let Err(error) = self.say(What::Quit, Said::default()) {
+        if let Err(error) = self.send(&Message::of(MessageKind::Quit)) {
             log::debug!("{error}");
         }
     }
 
-    fn say(&self, what: What, said: Said) -> Result<()> {
-        let said = Said {
-            what: what as i32,
-            ..said
-        };
-        packets::send(&self.socket, &said, &[]).map_err(|error| self.gone(error))
+    fn send(&self, message: &Message) -> Result<()> {
+        let sent = self.channel.send(message, &[]);
+        sent.map_err(|error| self.gone(error))
     }
 
     fn gone(&self, error: io::Error) -> Error {
@@ -323,12 +303,8 @@ fn start(root: i32) -> Result<()> {
         let _ = std::fs::remove_file(&path);
         drop(locked);
     };
-    sys::fork::daemonize(&[listener.as_raw_fd()], c"stillframe-trk", serve).map_err(started)
-}
-
-fn socket() -> io::Result<OwnedFd> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+    let helper = Helper::new(c"stillframe-trk").keep([listener.as_fd()]);
+    helper.leave_alone(serve).map_err(started)
 }
 
 /// The name of the tracker's socket. Pids are told apart by their namespace, as others may have the
@@ -425,8 +401,8 @@ mod tests {
         client.end(ImageId([7; 16]), LONG).expect("told");
         // Also while it talks to somebody.
         program.kill();
-        let hung_up = wire::receive(&client.socket);
-        assert!(hung_up.is_err() || hung_up.is_ok_and(|said| said.is_none()));
+        let hung_up = client.channel.receive::<Message>();
+        assert!(hung_up.is_err() || hung_up.is_ok_and(|message| message.is_none()));
         wait_gone(root);
     }
 
@@ -447,8 +423,14 @@ mod tests {
         let client = Client::find_or_start(root).expect("a tracker");
         client.end(ImageId([7; 16]), LONG).expect("told");
         let along = sys::socket::Along::default();
-        sys::socket::send(&client.socket, b"\xff\xff\xff", along, 0).expect("sent");
-        assert!(wire::receive(&client.socket).expect("an end").is_none());
+        sys::socket::send(&client.channel, b"\xff\xff\xff", along, 0).expect("sent");
+        assert!(
+            client
+                .channel
+                .receive::<Message>()
+                .expect("an end")
+                .is_none()
+        );
         let next = Client::find(root).expect("a look").expect("it stays");
         assert_eq!(next.image, Some(ImageId([7; 16])));
         next.quit();

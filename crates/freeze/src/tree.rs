@@ -508,6 +508,12 @@ pub fn stat_of(pid: i32) -> Option<Stat> {
     Stat::parse(&stat).ok()
 }
 
+/// When a process was started; none for one that has ended.
+pub fn start_ticks(pid: i32) -> Option<u64> {
+    let stat = stat_of(pid)?;
+    (!sys::process::has_ended(&stat)).then_some(stat.start_ticks)
+}
+
 /// The state letter of /proc/PID/stat.
 fn state(task: &Task) -> Result<u8> {
     let stat = task.read("stat")?;

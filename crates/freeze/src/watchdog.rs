@@ -7,37 +7,77 @@
 //! that all went well, it ends; if instead the pipe to it breaks, it takes back what was prepared,
 //! or finishes what was begun.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
-use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, setsid, waitpid};
-use sys::fork::fork_for;
+use guard::{Channel, Child, Helper, ListMessage};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Error, Result, stat_of};
 
 /// A waiting child process. Dropped, it does what it would do if this process ended.
 #[derive(Debug)]
-pub struct Watchdog {
-    child: Pid,
-    pipe: Option<OwnedFd>,
-}
+pub struct Watchdog(Child);
 
 /// A task that a watchdog sends signals to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Target {
     /// Its pid.
+    #[prost(int32, tag = "1")]
     pub pid: i32,
     /// When it was started, which tells it from a later one with its pid.
+    #[prost(uint64, tag = "2")]
     pub start_ticks: u64,
     /// Whether it was stopped by a signal before we stopped it.
+    #[prost(bool, tag = "3")]
     pub stopped: bool,
 }
 
-/// What the parent says, as the first word of a message.
-const TARGETS: u64 = 1;
-const COMMITTED: u64 = 2;
-const DISMISSED: u64 = 3;
+/// A message to a watchdog.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Message {
+    #[prost(enumeration = "MessageKind", tag = "1")]
+    kind: i32,
+    #[prost(message, repeated, tag = "2")]
+    targets: Vec<Target>,
+    #[prost(bool, tag = "3")]
+    more: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+enum MessageKind {
+    Unknown = 0,
+    /// The tasks that it is about.
+    Targets = 1,
+    /// The step has begun.
+    Committed = 2,
+    /// Nothing is to be done.
+    Dismissed = 3,
+}
+
+impl Message {
+    fn of(kind: MessageKind) -> Self {
+        Self {
+            kind: kind as i32,
+            ..Self::default()
+        }
+    }
+}
+
+impl ListMessage for Message {
+    type Item = Target;
+    const PACKET_MAX: usize = 2000;
+    /// The most tasks that there can be (`PID_MAX_LIMIT`).
+    const LIST_MAX: usize = 1 << 22;
+
+    fn list(&mut self) -> &mut Vec<Target> {
+        &mut self.targets
+    }
+
+    fn more(&mut self) -> &mut bool {
+        &mut self.more
+    }
+}
 
 impl Watchdog {
     /// Posts a watchdog that has copies of the descriptors `kept`, and sees itself when the tasks
@@ -53,23 +93,14 @@ impl Watchdog {
         take_back: impl FnOnce(&[Target]),
         finish: impl FnOnce(&[Target]),
     ) -> Result<Self> {
-        let failed = |e: std::io::Error| Error::kernel("cannot post a watchdog", e);
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
-        // It keeps nothing else of the parent's, not even the other end.
-        let kept = [kept, &[reader.as_fd()]].concat();
-        let child = fork_for(&kept, || {
-            // Nothing that ends the parent's group may end this process.
-            let _ = setsid();
-            match end_of(&reader, found(pids)) {
-                End::Dismissed => {}
-                End::Before(targets) => take_back(&targets),
-                End::Within(targets) => finish(&targets),
-            }
+        let helper = Helper::new(c"stillframe-wdog").keep(kept.iter().copied());
+        let helper = helper.start(|maker| match end_of(&maker, found(pids)) {
+            End::Dismissed => {}
+            End::Before(targets) => take_back(&targets),
+            End::Within(targets) => finish(&targets),
         });
-        Ok(Self {
-            child: child.map_err(failed)?,
-            pipe: Some(writer),
-        })
+        let failed = |error| Error::kernel("cannot post a watchdog", error);
+        helper.map(Self).map_err(failed)
     }
 
     /// Tells the watchdog which tasks it is about.
@@ -77,43 +108,26 @@ impl Watchdog {
     /// # Errors
     /// [`Error::Kernel`] when it is gone.
     pub fn tell(&self, targets: &[Target]) -> Result<()> {
-        let mut words = vec![TARGETS, targets.len() as u64];
-        for target in targets {
-            let pid = u64::from(target.pid.cast_unsigned());
-            words.extend([pid << 1 | u64::from(target.stopped), target.start_ticks]);
-        }
-        let said = self.say(&words);
-        said.map_err(|errno| Error::kernel("cannot tell the watchdog", errno))
+        let message = Message {
+            targets: targets.to_vec(),
+            ..Message::of(MessageKind::Targets)
+        };
+        let sent = self.0.channel().send_list(&message, &[]);
+        sent.map_err(|error| Error::kernel("cannot tell the watchdog", error))
     }
 
     /// Tells the watchdog that the step has begun and is to be finished, whoever ends.
     pub fn commit(&self) {
         // Where it was killed, nothing can be told.
-        let _ = self.say(&[COMMITTED]);
+        let committed = Message::of(MessageKind::Committed);
+        let _ = self.0.channel().send(&committed, &[]);
     }
 
     /// Sends the watchdog away: the step is complete, or nothing is to be done about it. Its end is
     /// waited for when this is dropped.
     pub fn dismiss(&self) {
-        let _ = self.say(&[DISMISSED]);
-    }
-
-    fn say(&self, words: &[u64]) -> rustix::io::Result<()> {
-        let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
-        let bytes = bytes.collect::<Vec<_>>();
-        let pipe = self.pipe.as_ref().expect("only drop takes it");
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
-            rest = &rest[rustix::io::retry_on_intr(|| rustix::io::write(pipe, rest))?..];
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        drop(self.pipe.take());
-        let _ = rustix::io::retry_on_intr(|| waitpid(Some(self.child), WaitOptions::empty()));
+        let dismissed = Message::of(MessageKind::Dismissed);
+        let _ = self.0.channel().send(&dismissed, &[]);
     }
 }
 
@@ -140,53 +154,38 @@ fn found(pids: &[i32]) -> Vec<Target> {
     pids.iter().filter_map(target).collect()
 }
 
-fn end_of(pipe: &OwnedFd, mut targets: Vec<Target>) -> End {
+fn end_of(maker: &Channel, mut targets: Vec<Target>) -> End {
     let mut committed = false;
-    loop {
-        match next(pipe) {
-            Some(COMMITTED) => committed = true,
-            Some(DISMISSED) => return End::Dismissed,
-            // What was told in part does not count: nothing has been done with it.
-            Some(_) => targets = read_targets(pipe).unwrap_or_default(),
-            None if committed => return End::Within(targets),
-            None => return End::Before(targets),
+    while let Ok(Some(packet)) = maker.receive::<Message>() {
+        match packet.0.kind() {
+            // Nothing has been done yet with tasks of which only some were told.
+            MessageKind::Targets => {
+                let whole = maker.receive_rest(packet);
+                targets = whole.map_or_else(|_| Vec::new(), |(message, _)| message.targets);
+            }
+            MessageKind::Committed => committed = true,
+            MessageKind::Dismissed => return End::Dismissed,
+            MessageKind::Unknown => {}
         }
     }
-}
-
-fn read_targets(pipe: &OwnedFd) -> Option<Vec<Target>> {
-    let target = |_| {
-        let (word, start_ticks) = (next(pipe)?, next(pipe)?);
-        Some(Target {
-            pid: i32::try_from(word >> 1).ok()?,
-            start_ticks,
-            stopped: word & 1 != 0,
-        })
-    };
-    (0..next(pipe)?).map(target).collect()
-}
-
-/// Reads a word; none when the pipe is broken.
-fn next(pipe: &OwnedFd) -> Option<u64> {
-    let mut word = [0; size_of::<u64>()];
-    let mut filled = 0;
-    while filled < word.len() {
-        match rustix::io::read(pipe, &mut word[filled..]) {
-            Err(Errno::INTR) => {}
-            Ok(got @ 1..) => filled += got,
-            _ => return None,
-        }
+    match committed {
+        true => End::Within(targets),
+        false => End::Before(targets),
     }
-    Some(u64::from_ne_bytes(word))
 }
 
 /// Sends a signal to those tasks that are still there.
 pub fn send<'a>(targets: impl IntoIterator<Item = &'a Target>, signal: Signal) {
     for target in targets {
-        let is_it = stat_of(target.pid).is_some_and(|stat| stat.start_ticks == target.start_ticks);
-        if let (true, Some(pid)) = (is_it, Pid::from_raw(target.pid)) {
-            let _ = kill_process(pid, signal);
-        }
+        self::signal(target.pid, target.start_ticks, signal);
+    }
+}
+
+/// Sends a signal to the task that was started then with this pid, if it is still there.
+pub fn signal(pid: i32, start_ticks: u64, signal: Signal) {
+    let is_it = stat_of(pid).is_some_and(|stat| stat.start_ticks == start_ticks);
+    if let (true, Some(pid)) = (is_it, Pid::from_raw(pid)) {
+        let _ = kill_process(pid, signal);
     }
 }
 
@@ -200,6 +199,9 @@ pub fn send_on(targets: &[Target]) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
+    use guard::harness::{Note, Victim, kill_at_each_message};
     use testkit::program::{Program, Spawned};
     use testkit::wait::{SOON, wait_until};
 
@@ -213,28 +215,49 @@ mod tests {
         }
     }
 
-    /// What a watchdog makes of these words, of which the last bytes may be missing.
-    fn end_after(words: &[u64], missing: usize) -> End {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
-        let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
-        let bytes = bytes.collect::<Vec<_>>();
-        rustix::io::write(&writer, &bytes[..bytes.len() - missing]).expect("it is short");
-        drop(writer);
-        end_of(&reader, Vec::new())
+    fn step(channel: &Channel, targets: &[Target]) -> std::io::Result<()> {
+        let message = Message {
+            targets: targets.to_vec(),
+            ..Message::of(MessageKind::Targets)
+        };
+        channel.send_list(&message, &[])?;
+        channel.send(&Message::of(MessageKind::Committed), &[])?;
+        channel.send(&Message::of(MessageKind::Dismissed), &[])
     }
 
     #[test]
-    fn what_was_told_in_part_has_not_begun() {
-        let both = vec![target(4_194_303, u64::MAX, true), target(7, 5, false)];
-        let told = [TARGETS, 2, 4_194_303 << 1 | 1, u64::MAX, 14, 5];
-        assert_eq!(end_after(&[], 0), End::Before(vec![]));
-        assert_eq!(end_after(&told, 0), End::Before(both.clone()));
-        assert_eq!(end_after(&told, 1), End::Before(vec![]));
-        let committed = [told.as_slice(), &[COMMITTED]].concat();
-        assert_eq!(end_after(&committed, 0), End::Within(both.clone()));
-        assert_eq!(end_after(&committed, 1), End::Before(both));
-        let dismissed = [committed.as_slice(), &[DISMISSED]].concat();
-        assert_eq!(end_after(&dismissed, 0), End::Dismissed);
+    fn step_killed_at_each_message_is_undone_or_finished() {
+        // Two packets.
+        let targets = (1..3000).map(|pid| target(pid, u64::MAX, true));
+        let targets = targets.collect::<Vec<_>>();
+        kill_at_each_message(
+            || Channel::pair().expect("a pair"),
+            |(_, report)| vec![report.as_fd()],
+            |(_, report), maker| {
+                let text = match end_of(&maker, vec![target(7, 5, false)]) {
+                    End::Dismissed => "dismissed".to_owned(),
+                    End::Before(targets) => format!("before {}", targets.len()),
+                    End::Within(targets) => format!("within {}", targets.len()),
+                };
+                report.send(&Note::text(&text), &[]).expect("sent");
+            },
+            |_, channel| drop(step(&channel, &targets)),
+            |(report, _), outcome| {
+                if outcome.victim == Victim::Helper && !outcome.is_whole {
+                    return;
+                }
+                let (note, _) = report.receive::<Note>().expect("a note").expect("a note");
+                let expected = match (outcome.victim, outcome.messages) {
+                    (Victim::Client, 0) => "before 1",
+                    // Tasks of which only some were told do not count.
+                    (Victim::Client, 1) => "before 0",
+                    (Victim::Client, 2) => "before 2999",
+                    (Victim::Client, 3) => "within 2999",
+                    _ => "dismissed",
+                };
+                assert_eq!(note.text, expected, "{outcome:?}");
+            },
+        );
     }
 
     #[test]

@@ -29,7 +29,6 @@ mod lazy;
 mod links;
 mod live;
 mod merge;
-mod names;
 mod needs;
 mod network;
 mod numbering;

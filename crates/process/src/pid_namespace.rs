@@ -23,9 +23,8 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
-use freeze::packets;
+use guard::Channel;
 use prost::Message;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
@@ -34,7 +33,7 @@ use rustix::process::{
 };
 use sys::fork::{Fork, fork_in, fork_init};
 use sys::process::Process;
-use sys::{mounts, procfs, socket};
+use sys::{mounts, procfs};
 
 use crate::records::Saved;
 use crate::{Afterwards, Error, Observer, RestoreOptions, Result, Stage, Veto};
@@ -52,13 +51,13 @@ pub enum Side {
 #[derive(Debug)]
 pub struct Outer {
     copy: Pid,
-    link: OwnedFd,
+    link: Channel,
 }
 
 /// The copy in the namespace.
 #[derive(Debug)]
 pub struct Inner {
-    link: OwnedFd,
+    link: Channel,
     /// The root's number in the namespace, and outside as far as that is known.
     root: Option<Pid>,
     root_outside: Option<Pid>,
@@ -185,8 +184,8 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
 
 /// Makes the copy by `fork`, and ties it to this process.
 fn split(fork: impl FnOnce() -> io::Result<Fork>) -> Result<Side> {
-    let links = socket::pair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
-    let (outer, inner) = links.map_err(|e| Error::kernel("cannot make a pair of sockets", e))?;
+    let (outer, inner) =
+        Channel::pair().map_err(|e| Error::kernel("cannot make a pair of sockets", e))?;
     match fork() {
         Ok(Fork::Parent(copy)) => Ok(Side::Outer(Outer { copy, link: outer })),
         Ok(Fork::Child) => {
@@ -246,7 +245,7 @@ impl Outer {
     /// [`Error::Kernel`].
     pub fn attend(&self, observer: &mut dyn Observer) -> Result<Outcome> {
         let failed = |e: io::Error| Error::kernel("cannot hear of the work in the namespace", e);
-        while let Some((event, rights)) = packets::receive::<Event>(&self.link).map_err(failed)? {
+        while let Some((event, rights)) = self.link.receive::<Event>().map_err(failed)? {
             let root = rights.first().map(number_outside).transpose();
             let root = root.map_err(failed)?;
             let stage = event.stage.and_then(|number| STAGES.get(number as usize));
@@ -256,14 +255,14 @@ impl Outer {
                 root: root.map(|root| root.as_raw_nonzero().get()),
                 veto: veto.map(|veto| veto.0),
             };
-            match packets::send(&self.link, &answer, &[]) {
+            match self.link.send(&answer, &[]) {
                 // It was killed meanwhile, which its end tells.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::PIPE) => break,
                 sent => sent.map_err(failed)?,
             }
             match (event.is_last, root) {
                 (true, Some(root)) => return Ok(Outcome::Runs(root)),
-                (true, None) => return Err(failed(packets::invalid("no root came along"))),
+                (true, None) => return Err(failed(guard::invalid("no root came along"))),
                 (false, _) => {}
             }
         }
@@ -355,11 +354,7 @@ impl Inner {
         let pidfd = root.map(|root| pidfd_open(root, PidfdFlags::empty()));
         let pidfd = pidfd.transpose()?;
         let rights = pidfd.iter().map(|fd| fd.as_fd()).collect::<Vec<_>>();
-        packets::send(&self.link, event, &rights)?;
-        let answer = packets::receive::<Answer>(&self.link)?;
-        answer
-            .map(|(answer, _)| answer)
-            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        Ok(self.link.ask(event, &rights)?.0)
     }
 }
 
@@ -400,8 +395,7 @@ fn wait_for_others() -> bool {
     let Some(other) = pidfds.next() else {
         return false;
     };
-    let mut watched = [PollFd::new(&other, PollFlags::IN)];
-    let _ = poll(&mut watched, None);
+    guard::wait_for_end(other);
     true
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use abi::{Addr, PAGE_BYTES};
+use guard::UndoList;
 use image::{Reader, SpaceId, SpaceKind};
 use pages::{Extent, sink};
 use resources::callers::Callers;
@@ -18,7 +19,6 @@ use rustix::fs::{FileType, MemfdFlags, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::collect::fetch;
-use crate::names::Names;
 use crate::plan::{self, Plan};
 use crate::portion::Portion;
 use crate::records::Saved;
@@ -37,7 +37,7 @@ pub(crate) struct Pool {
     seen: HashMap<Vec<u8>, FileType>,
     unix: unix::Deferred,
     /// What was made in the file system, by name.
-    names: Option<Names>,
+    names: Option<UndoList>,
     then: Vec<Box<dyn FnOnce()>>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Finish {
     allow: Allow,
     /// By the numbers of their descriptions.
     connections: Vec<(usize, Arc<OwnedFd>)>,
-    names: Option<Names>,
+    names: Option<UndoList>,
     then: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
@@ -107,7 +107,7 @@ impl Finish {
     /// The descriptors that [`Finish::wake`] and [`Finish::catch_up`] need.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let sockets = self.connections.iter().map(|(_, own)| own.as_fd());
-        sockets.chain(self.names.iter().map(Names::fd)).collect()
+        sockets.chain(self.names.iter().map(UndoList::fd)).collect()
     }
 
     /// Whether there are connections that sleep.
@@ -507,12 +507,19 @@ impl RestoreContext for Pool {
             ResourceError::kernel(doing, std::io::Error::other(error.with_causes()))
         };
         if self.names.is_none() {
-            let names = Names::begin().map_err(failed)?;
-            self.then.push(Box::new(names.keeper()));
+            let names = UndoList::leave().map_err(|error| {
+                failed(Error::kernel("cannot make a process for new files", error))
+            })?;
+            self.then.push(Box::new(names.dismisser()));
             self.names = Some(names);
         }
         let names = self.names.as_ref().expect("it was just made");
-        names.make(path, is_folder).map_err(failed)
+        let made = match is_folder {
+            true => names.make_directory(path),
+            false => names.make_file(path),
+        };
+        let doing = || format!("cannot make {}", path.display());
+        made.map_err(|error| failed(Error::kernel(doing(), error)))
     }
 
     fn unix(&mut self) -> &mut unix::Deferred {

@@ -9,7 +9,7 @@ use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitOptions, kill_process, pidfd_getfd, pidfd_open,
     set_parent_process_death_signal, waitpid,
 };
-use sys::fork::fork_for_numbers;
+use sys::fork::fork_for;
 
 use crate::{Error, Result};
 
@@ -78,7 +78,7 @@ fn hold(numbers: &[RawFd]) -> Result<Child> {
     let ready = writer.as_raw_fd();
     let kept = numbers.iter().copied().chain([ready]).collect::<Vec<_>>();
     let mut ends = Some(writer);
-    let child = fork_for_numbers(&kept, || {
+    let child = fork_for(&kept, || {
         let tied = set_parent_process_death_signal(Some(Signal::KILL));
         if tied.is_err() || rustix::process::getppid() != Some(restorer) {
             return;

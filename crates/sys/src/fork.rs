@@ -1,6 +1,6 @@
 //! fork(2) for programs of one thread: subjects of tests and benchmarks.
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -162,21 +162,13 @@ fn end_with(status: i32) -> ! {
     exit_now(status >> 8 & 0xff)
 }
 
-/// Makes a child that holds no descriptors but those of `kept`, calls `work` and ends; nothing that
-/// the calling process registered or has still to write runs in it. See fork(2) and _exit(2).
+/// Makes a child that holds no descriptors but those of the numbers `kept`, calls `work` and ends;
+/// nothing that the calling process registered or has still to write runs in it. See fork(2) and
+/// _exit(2).
 ///
 /// # Errors
 /// Those of [`fork`].
-pub fn fork_for(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<Pid> {
-    let kept = kept.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>();
-    fork_for_numbers(&kept, work)
-}
-
-/// The same for descriptors by number, as that of a log, which is written to by its number.
-///
-/// # Errors
-/// Those of [`fork`].
-pub fn fork_for_numbers(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Pid> {
+pub fn fork_for(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Pid> {
     match fork()? {
         Fork::Parent(child) => Ok(child),
         Fork::Child => {
@@ -258,6 +250,7 @@ pub(crate) fn exit_now(status: i32) -> ! {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::fd::AsRawFd as _;
 
     use super::*;
 

@@ -1,18 +1,15 @@
 //! Freezing a mounted file system, with a helper process that thaws it if this one dies.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use rustix::pipe::{PipeFlags, pipe_with};
-
-use crate::watchdog;
+use crate::watchdog::Watchdog;
 
 /// `FIFREEZE` and `FITHAW` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = linux_raw_sys::ioctl::FIFREEZE as libc::c_ulong;
 const FITHAW: libc::c_ulong = linux_raw_sys::ioctl::FITHAW as libc::c_ulong;
-/// What the watchdog is told: that all is well, and that its time begins anew.
-const DISMISSED: u8 = 1;
+/// What the watchdog is told: that its time begins anew.
 const AGAIN: u8 = 2;
 /// How long the watchdog waits before it tries again to thaw what is still being frozen.
 const AGAIN_MS: libc::c_int = 10;
@@ -23,8 +20,8 @@ const AGAIN_MS: libc::c_int = 10;
 pub struct Frozen<'a> {
     fs: BorrowedFd<'a>,
     since: Instant,
-    /// The watchdog, and what it is told by that all is well.
-    watchdog: Option<(libc::pid_t, OwnedFd)>,
+    /// There as long as it may be frozen by us.
+    watchdog: Option<Watchdog>,
 }
 
 /// How a file system was thawed.
@@ -43,19 +40,15 @@ impl<'a> Frozen<'a> {
     /// # Errors
     /// `EBUSY` where it is frozen already, `EPERM`, `EOPNOTSUPP`; those of the watchdog's start.
     pub fn freeze(fs: BorrowedFd<'a>, at_most: Duration) -> io::Result<Self> {
-        let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
-        let pid = start(fs.as_raw_fd(), end.as_raw_fd(), at_most)?;
-        let mut this = Self {
+        let watchdog = start(fs.as_raw_fd(), at_most)?;
+        let since = Instant::now();
+        // Where that fails, it is not ours to thaw.
+        call(fs.as_raw_fd(), FIFREEZE)?;
+        Ok(Self {
             fs,
-            since: Instant::now(),
-            watchdog: Some((pid, alive)),
-        };
-        if let Err(error) = call(fs.as_raw_fd(), FIFREEZE) {
-            // It is not ours to thaw.
-            this.dismiss();
-            return Err(error);
-        }
-        Ok(this)
+            since,
+            watchdog: Some(watchdog),
+        })
     }
 
     /// Thaws it, so that whoever waits goes on, and freezes it at once again, for as long; gives
@@ -75,9 +68,9 @@ impl<'a> Frozen<'a> {
         }
         let frozen = self.since.elapsed();
         self.since = Instant::now();
-        self.tell(AGAIN);
+        self.watchdog.iter().for_each(|it| it.tell(AGAIN));
         if let Err(error) = call(self.fs.as_raw_fd(), FIFREEZE) {
-            self.dismiss();
+            self.watchdog = None;
             return Err(error);
         }
         Ok((self, frozen))
@@ -100,24 +93,8 @@ impl<'a> Frozen<'a> {
             Err(error) => return Err(error),
         };
         let frozen = self.since.elapsed();
-        self.dismiss();
+        self.watchdog = None;
         Ok(Thawed { frozen, held })
-    }
-
-    /// Ends the watchdog.
-    fn dismiss(&mut self) {
-        self.tell(DISMISSED);
-        if let Some((pid, alive)) = self.watchdog.take() {
-            drop(alive);
-            watchdog::wait(pid);
-        }
-    }
-
-    fn tell(&self, what: u8) {
-        if let Some((_, alive)) = &self.watchdog {
-            // Where it is gone, nothing can be told.
-            let _ = rustix::io::write(alive, &[what]);
-        }
     }
 }
 
@@ -125,7 +102,6 @@ impl Drop for Frozen<'_> {
     fn drop(&mut self) {
         if self.watchdog.is_some() {
             let _ = call(self.fs.as_raw_fd(), FITHAW);
-            self.dismiss();
         }
     }
 }
@@ -139,14 +115,12 @@ fn call(fs: RawFd, request: libc::c_ulong) -> io::Result<()> {
     }
 }
 
-/// Starts the watchdog: it has `fs`, the pipe's end and nothing else, and a session of its own, so
-/// that a signal to our process group does not reach it.
-fn start(fs: RawFd, end: RawFd, at_most: Duration) -> io::Result<libc::pid_t> {
+/// Starts the watchdog: it has `fs` and nothing else, and a session of its own, so that a signal to
+/// our process group does not reach it.
+fn start(fs: RawFd, at_most: Duration) -> io::Result<Watchdog> {
     let at_most_ms = libc::c_int::try_from(at_most.as_millis()).unwrap_or(libc::c_int::MAX);
-    let mut kept = [fs, end];
-    kept.sort_unstable();
     // SAFETY: it makes nothing but system calls, on memory of its own.
-    unsafe { watchdog::start(&kept, || watch(fs, end, at_most_ms)) }
+    unsafe { Watchdog::with(vec![fs], |end| watch(fs, end, at_most_ms)) }
 }
 
 /// The watchdog's life, with all signals blocked.

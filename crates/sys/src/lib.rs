@@ -33,6 +33,7 @@ pub mod landlock;
 pub mod launch;
 pub mod ledger;
 pub mod listener;
+pub mod loop_device;
 pub mod memfd;
 pub mod mountinfo;
 pub mod mounts;
@@ -71,7 +72,7 @@ pub mod timerfd;
 pub mod tty;
 pub mod tun;
 pub mod uffd;
-pub mod unmount;
+
 pub mod usage;
 pub mod vdso;
 pub mod vdso_32;

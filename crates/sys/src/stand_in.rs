@@ -2,23 +2,21 @@
 //! waits for ours.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::proc::Status;
-use crate::watchdog::{start, wait};
+use crate::watchdog::Watchdog;
 
 /// Such a process. It is gone when this is dropped, and when this process ends.
 #[derive(Debug)]
 pub struct StandIn {
-    pid: libc::pid_t,
+    /// Ended when this is dropped.
+    _process: Watchdog,
     /// Its number in its namespace.
     number: u32,
-    /// It ends when the last copy of this is closed.
-    alive: Option<OwnedFd>,
 }
 
 impl StandIn {
@@ -36,19 +34,16 @@ impl StandIn {
             flags,
             Mode::empty(),
         )?;
-        let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
         move_into_link_name_space(namespace, kind)?;
-        let end_fd = end.as_fd().as_raw_fd();
         // SAFETY: it makes nothing but system calls, on memory of its own.
-        let started = unsafe { start(&[end_fd], || wait_for_end(end_fd)) };
+        let started = unsafe { Watchdog::with(Vec::new(), wait_for_end) };
         move_into_link_name_space(own.as_fd(), kind)?;
-        let mut stand_in = Self {
-            pid: started?,
-            number: 0,
-            alive: Some(alive),
-        };
-        stand_in.number = stand_in.look()?;
-        Ok(stand_in)
+        let process = started?;
+        let number = number_of(process.pid)?;
+        Ok(Self {
+            _process: process,
+            number,
+        })
     }
 
     /// Its number in its namespace.
@@ -56,28 +51,21 @@ impl StandIn {
     pub fn number(&self) -> u32 {
         self.number
     }
-
-    fn look(&self) -> io::Result<u32> {
-        let status = crate::procfs::read(format_args!("{}/status", self.pid))?;
-        let status = Status::parse(&status);
-        let number = status
-            .ok()
-            .and_then(|status| status.ns_tids.last().copied());
-        let number = number.and_then(|number| u32::try_from(number).ok());
-        number.ok_or_else(|| io::ErrorKind::InvalidData.into())
-    }
 }
 
-/// Reads from a pipe that nobody writes to.
+fn number_of(pid: i32) -> io::Result<u32> {
+    let status = crate::procfs::read(format_args!("{pid}/status"))?;
+    let status = Status::parse(&status);
+    let number = status
+        .ok()
+        .and_then(|status| status.ns_tids.last().copied());
+    let number = number.and_then(|number| u32::try_from(number).ok());
+    number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Reads from a pipe to which nobody writes before the end.
 fn wait_for_end(end: RawFd) {
     let mut byte = 0u8;
     // SAFETY: reads one byte into one byte.
     unsafe { libc::syscall(libc::SYS_read, end, &raw mut byte, 1) };
-}
-
-impl Drop for StandIn {
-    fn drop(&mut self) {
-        drop(self.alive.take());
-        wait(self.pid);
-    }
 }

@@ -137,8 +137,6 @@ impl Drop for ForChildren {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     #[test]
@@ -189,7 +187,7 @@ mod tests {
         let ahead = || {
             let before = now();
             let (mut reader, writer) = io::pipe().unwrap();
-            crate::fork::fork_for(&[writer.as_fd()], || {
+            crate::fork::fork_for(&[writer.as_raw_fd()], || {
                 let _ = rustix::io::write(&writer, &now().to_le_bytes());
             })
             .unwrap();

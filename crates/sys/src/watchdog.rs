@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::fork::close_all_but;
+use crate::signal::SignalBlock;
 use crate::socket::Along;
 
 /// An option to be set on a socket.
@@ -27,10 +28,13 @@ pub struct Setting<'a> {
 /// A process that waits for this one to die; it is gone when this is dropped.
 #[derive(Debug)]
 pub struct Watchdog {
-    pid: libc::pid_t,
-    /// Written to by [`Drop`]; ends when this process does.
+    pub(crate) pid: libc::pid_t,
+    /// Written to by [`Watchdog::tell`]; ends when this process does.
     alive: OwnedFd,
 }
+
+/// What a watchdog is told: that all is well.
+pub(crate) const DISMISSED: u8 = 1;
 
 impl Watchdog {
     /// Starts it with the settings that it is to make, in their order. It holds copies of these
@@ -39,78 +43,72 @@ impl Watchdog {
     /// # Errors
     /// The calls' errno.
     pub fn start(settings: &[Setting<'_>]) -> io::Result<Self> {
+        let sockets = settings.iter().map(|setting| setting.socket.as_raw_fd());
+        // SAFETY: it makes nothing but system calls, on memory that was prepared before.
+        unsafe { Self::with(sockets.collect(), |end| guard(end, settings)) }
+    }
+
+    /// Makes a copy of this process that blocks all signals, closes all descriptors but `kept` and
+    /// the one where it is told something, lives its `life` with that and ends. Its end sends no
+    /// signal.
+    ///
+    /// # Errors
+    /// The calls' errno.
+    ///
+    /// # Safety
+    /// 1. `life` makes nothing but system calls, on memory that is there already: in the copy,
+    ///    locks of other threads stay locked.
+    pub(crate) unsafe fn with(kept: Vec<RawFd>, life: impl FnOnce(RawFd)) -> io::Result<Self> {
         let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
-        let plan: Vec<_> = settings
-            .iter()
-            .map(|setting| {
-                let socket = setting.socket.as_raw_fd();
-                (socket, setting.level, setting.name, setting.value)
-            })
-            .collect();
-        let mut kept: Vec<RawFd> = plan.iter().map(|step| step.0).collect();
-        kept.push(end.as_fd().as_raw_fd());
+        let end_fd = end.as_raw_fd();
+        let mut kept = kept;
+        kept.push(end_fd);
         kept.sort_unstable();
         kept.dedup();
-        let end = end.as_raw_fd();
-        // SAFETY: it makes nothing but system calls, on memory that was prepared before.
-        let pid = unsafe { start(&kept, || guard(end, &plan)) }?;
-        Ok(Self { pid, alive })
-    }
-}
-
-/// Makes a copy of this process that blocks all signals, closes all descriptors but `kept`, which
-/// are in ascending order, lives its `life` and ends. Its end sends no signal.
-///
-/// # Errors
-/// The call's errno.
-///
-/// # Safety
-/// 1. `life` makes nothing but system calls, on memory that is there already: in the copy, locks of
-///    other threads stay locked.
-pub(crate) unsafe fn start(kept: &[RawFd], life: impl FnOnce()) -> io::Result<libc::pid_t> {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: fills the set in.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: reads the filled set, fills in the other.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-    // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
-    // calls (condition 1).
-    let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
-    if pid == 0 {
-        close_all_but(kept);
-        life();
-        loop {
-            // SAFETY: does not return.
-            unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+        let blocked = SignalBlock::all();
+        // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
+        // calls (condition 1).
+        let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+        if pid == 0 {
+            close_all_but(&kept);
+            life(end_fd);
+            loop {
+                // SAFETY: does not return.
+                unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+            }
+        }
+        let failure = io::Error::last_os_error();
+        drop(blocked);
+        match libc::pid_t::try_from(pid) {
+            Ok(pid) if pid > 0 => Ok(Self { pid, alive }),
+            _ => Err(failure),
         }
     }
-    let failure = io::Error::last_os_error();
-    // SAFETY: reads the set that was filled in above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    match libc::pid_t::try_from(pid) {
-        Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err(failure),
+
+    /// Tells it something. Where it is gone, nothing can be told.
+    pub(crate) fn tell(&self, what: u8) {
+        let _ = rustix::io::write(&self.alive, &[what]);
     }
 }
 
 /// The watchdog's life, with all signals blocked.
-fn guard(end: RawFd, plan: &[(RawFd, i32, i32, i32)]) {
+fn guard(end: RawFd, settings: &[Setting<'_>]) {
     let mut byte = 0u8;
     // SAFETY: reads one byte into one byte.
     let read = unsafe { libc::syscall(libc::SYS_read, end, &raw mut byte, 1) };
     if read == 0 {
-        for (socket, level, name, value) in plan {
-            let value = &raw const *value;
+        for setting in settings {
+            let (socket, value) = (setting.socket.as_raw_fd(), &raw const setting.value);
+            let (level, name) = (setting.level, setting.name);
             // SAFETY: the kernel reads the 4 bytes of the value.
-            unsafe { libc::syscall(libc::SYS_setsockopt, *socket, *level, *name, value, 4) };
+            unsafe { libc::syscall(libc::SYS_setsockopt, socket, level, name, value, 4) };
         }
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&self.alive, &[1]);
+        self.tell(DISMISSED);
         wait(self.pid);
     }
 }
@@ -129,11 +127,8 @@ pub fn apart(f: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
         return Err(io::Error::last_os_error());
     }
     if pid == 0 {
-        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: fills the set in.
-        unsafe { libc::sigfillset(all.as_mut_ptr()) };
-        // SAFETY: reads the filled set.
-        unsafe { libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
+        // Never dropped: this copy ends first.
+        let _blocked = SignalBlock::all();
         let bytes = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
         if let Ok(bytes) = &bytes {
             let mut rest = bytes.as_slice();

@@ -5,8 +5,7 @@
 //! The process connects to a socket of ours, is sent the device, and makes the userfaultfd of it.
 //! Numbers of descriptors are the lowest free ones, which are known as it is stopped.
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use abi::{Addr, Kind, Op, offset};
@@ -14,9 +13,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, acceptfrom_with, bind, getsockname, listen, sendmsg, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, getsockname,
+    listen, socket_with,
 };
+use sys::socket::Along;
 
 use crate::injection::{Batch, Opening, UNMADE};
 use crate::limit::Limit;
@@ -166,16 +166,11 @@ impl Opening for Handed {
                 continue;
             }
             let rights = [self.device.as_fd()];
-            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut room);
-            control.push(SendAncillaryMessage::ScmRights(&rights));
-            sendmsg(
-                &own,
-                &[IoSlice::new(&[0])],
-                &mut control,
-                SendFlags::NOSIGNAL,
-            )?;
-            return Ok(());
+            let along = Along {
+                rights: &rights,
+                ..Along::default()
+            };
+            return sys::socket::send(&own, &[0], along, 0).map(drop);
         }
     }
 }

@@ -88,6 +88,19 @@ impl Error {
         }
     }
 
+    /// Says what was tried.
+    pub(crate) fn kernel<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Kernel {
+            doing,
+            source: source.into(),
+        }
+    }
+
+    /// Says that a watchdog could not be told something: it is gone.
+    pub(crate) fn untold(source: io::Error) -> Self {
+        Self::kernel("cannot tell the watchdog")(source)
+    }
+
     /// Says what was tried with a file.
     pub(crate) fn file<E: Into<io::Error>>(
         action: &'static str,

@@ -4,18 +4,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use guard::{Mount, UndoList};
 use rustix::fs::{CWD, makedev};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, move_mount,
 };
-use sys::mountinfo::Mount;
-use sys::unmount::Unmounter;
+use sys::mountinfo;
 
 use crate::device::is_mount_point;
 use crate::dump::Progress;
-use crate::mount::{id_of, is_there};
+use crate::mount::{id_of, watch};
 use crate::place::OpenImage;
 use crate::restore::{RestoreOptions, RestoreSummary, restore};
 use crate::{Error, Result};
@@ -37,10 +37,9 @@ const ATTRIBUTES: [(&str, MountAttrFlags); 8] = [
 /// dies, unless it is to stay.
 #[derive(Debug)]
 pub struct AttachedVolume {
-    point: PathBuf,
-    id: u64,
-    /// The process that unmounts it if this one dies.
-    unmounter: Option<Unmounter>,
+    mount: Mount,
+    /// Unmounts it if we die.
+    undo: Option<UndoList>,
     stays: bool,
     /// Summary of the restore.
     pub restored: RestoreSummary,
@@ -81,16 +80,17 @@ pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attach
     let mount = mounted(target, at)?;
     let failed = || Error::file("mount on", &at.point);
     let id = id_of(&mount).map_err(failed())?;
-    // Before it is there, who removes it is.
-    let unmounter = Unmounter::start(&at.point, id);
-    let unmounter = unmounter.map_err(Error::file("watch", &at.point))?;
+    let place = Mount {
+        point: at.point.clone(),
+        id,
+    };
+    let undo = watch(&place)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     move_mount(&mount, "", CWD, &at.point, flags).map_err(failed())?;
     log::info!("{} is mounted on {point}", target.display());
     Ok(AttachedVolume {
-        point: at.point.clone(),
-        id,
-        unmounter: Some(unmounter),
+        mount: place,
+        undo: Some(undo),
         stays: false,
         restored,
         moved: moved(at, target)?,
@@ -98,46 +98,48 @@ pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attach
 }
 
 impl AttachedVolume {
-    /// Returns the mount point and the id of the mount (`stx_mnt_id` of statx(2)).
+    /// Where it is mounted.
     #[must_use]
-    pub fn place(&self) -> (&Path, u64) {
-        (&self.point, self.id)
+    pub const fn mount(&self) -> &Mount {
+        &self.mount
     }
 
     /// From now on it stays mounted if the process dies: somebody else may use it.
     pub fn outlive(&mut self) {
-        self.unmounter = None;
+        // Where the helper was killed, nothing is undone either.
+        self.undo.take().map(UndoList::dismiss);
     }
 
     /// Leaves it mounted; gives where that is.
     #[must_use]
     pub fn keep(mut self) -> PathBuf {
+        self.outlive();
         self.stays = true;
-        self.point.clone()
+        self.mount.point.clone()
     }
 }
 
 impl Drop for AttachedVolume {
     fn drop(&mut self) {
-        if self.stays || !is_there(&self.point, self.id) {
+        if self.stays {
             return;
         }
-        if let Err(error) = unmount(&self.point, UnmountFlags::empty()) {
-            log::warn!("{} is unmounted lazily: {error}", self.point.display());
-            let _ = unmount(&self.point, UnmountFlags::DETACH);
+        if let Err(error) = self.mount.unmount() {
+            let point = self.mount.point.display();
+            log::warn!("{point} is unmounted lazily: {error}");
         }
     }
 }
 
 /// The numbers of the device of before and of this one, unless they are the same or not known.
-fn moved(at: &Mount, device: &Path) -> Result<Option<[u64; 2]>> {
+fn moved(at: &mountinfo::Mount, device: &Path) -> Result<Option<[u64; 2]>> {
     let now = std::fs::metadata(device).map_err(Error::file("look at", device))?;
     let (before, now) = (makedev(at.device.0, at.device.1), now.rdev());
     Ok((before != 0 && before != now).then_some([before, now]))
 }
 
 /// Mounts the file system on a device as it was, nowhere yet.
-fn mounted(device: &Path, at: &Mount) -> Result<OwnedFd> {
+fn mounted(device: &Path, at: &mountinfo::Mount) -> Result<OwnedFd> {
     let make = || {
         let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_string(fs.as_fd(), "source", device)?;

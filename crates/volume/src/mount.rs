@@ -2,23 +2,23 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
     FileAttr, FileType, Filesystem, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyOpen,
     Request, Session, SessionACL,
 };
+use guard::{Child, Helper, Mount, UndoList};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, move_mount,
 };
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use store::Images;
-use sys::unmount::{Access, Unmounter, attach_loop};
+use sys::loop_device::{Access, attach_loop};
 
 use crate::place::OpenImage;
 use crate::read_at::ImageSpace;
@@ -37,13 +37,12 @@ const VALID: Duration = Duration::from_secs(86_400);
 /// An image that is mounted; unmounted when this is dropped, and when the process dies.
 #[derive(Debug)]
 pub struct MountedImage {
-    point: PathBuf,
-    id: u64,
-    /// True if files of the file system are seen, and not the file with it.
+    mount: Mount,
+    /// Whether files of the file system are seen, and not the file with it.
     pub has_files: bool,
     /// Ends after the mount did.
-    _unmounter: Unmounter,
-    /// Holder of the file while its file system is mounted.
+    _undo: UndoList,
+    /// What holds the file while its file system is mounted.
     _file: Option<OwnedFd>,
     _serving: Server,
 }
@@ -73,19 +72,17 @@ pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<MountedImag
     let has_files = files.is_some();
     let shown = files.as_ref().unwrap_or(&file);
     let id = id_of(shown).map_err(Error::file("look at", &point))?;
-    // Before it is there, who removes it is.
-    let unmounter = Unmounter::start(&point, id);
-    let unmounter = unmounter.map_err(Error::file("watch", &point))?;
+    let mount = Mount { point, id };
+    let undo = watch(&mount)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    let moved = move_mount(shown, "", CWD, &point, flags);
-    moved.map_err(Error::file("mount on", &point))?;
+    let moved = move_mount(shown, "", CWD, &mount.point, flags);
+    moved.map_err(Error::file("mount on", &mount.point))?;
     // Where it is what is mounted there, nobody could unmount it as long as it is held.
     let file = has_files.then_some(file);
     Ok(MountedImage {
-        point,
-        id,
+        mount,
         has_files,
-        _unmounter: unmounter,
+        _undo: undo,
         _file: file,
         _serving: serving,
     })
@@ -94,27 +91,30 @@ pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<MountedImag
 impl MountedImage {
     /// Tells whether it is still mounted there.
     pub fn is_there(&self) -> bool {
-        is_there(&self.point, self.id)
+        self.mount.is_there()
     }
 }
 
 impl Drop for MountedImage {
     fn drop(&mut self) {
-        if !self.is_there() {
-            return;
-        }
-        if let Err(Errno::BUSY) = unmount(&self.point, UnmountFlags::empty()) {
-            log::warn!("{} is in use, whose files end now", self.point.display());
-            let _ = unmount(&self.point, UnmountFlags::DETACH);
+        if self.mount.unmount().is_err() {
+            let point = self.mount.point.display();
+            log::warn!("{point} is in use, whose files end now");
         }
     }
 }
 
-/// Tells whether the mount with this id is what is seen on `point`.
-pub fn is_there(point: &Path, id: u64) -> bool {
-    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-    let facts = statx(CWD, point, flags, StatxFlags::MNT_ID);
-    facts.is_ok_and(|facts| facts.stx_mnt_id == id)
+/// Has a mount go if this process dies: from a process of one thread, and before the mount is
+/// there.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn watch(mount: &Mount) -> Result<UndoList> {
+    let undo = UndoList::start(&[]).and_then(|undo| {
+        undo.add_mount(mount)?;
+        Ok(undo)
+    });
+    undo.map_err(Error::file("watch", &mount.point))
 }
 
 /// The id of a mount that is nowhere yet.
@@ -126,13 +126,12 @@ pub fn id_of(mount: &OwnedFd) -> rustix::io::Result<u64> {
 /// The process that answers for a mounted file, and that uses nothing of it. A process that used it
 /// would wait for itself when it is killed (`fuse_flush`), or when it reads the loop device.
 #[derive(Debug)]
-struct Server(Pid);
+struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
         // It has ended if nobody uses the file any more.
-        let _ = kill_process(self.0, Signal::KILL);
-        let _ = rustix::io::retry_on_intr(|| waitpid(Some(self.0), WaitOptions::empty()));
+        self.0.kill();
     }
 }
 
@@ -161,33 +160,24 @@ fn serve(opened: OpenImage) -> Result<(OwnedFd, Server)> {
 
 /// Starts the process that answers on `fd`, which ends with this one, and when the mount does.
 fn start(opened: OpenImage, fd: OwnedFd) -> Result<Server> {
-    let failed = || Error::file("serve", "/dev/fuse");
     let len_bytes = opened.state.len_bytes;
     opened.base.reader.open_ancestors()?;
     let files = opened.base.reader.descriptors();
     let files = files
         .ok_or_else(|| Error::Unfit("only an image in a directory can be mounted".to_owned()))?;
-    let mut kept = vec![2, fd.as_raw_fd()];
-    kept.extend(files.iter().map(AsRawFd::as_raw_fd));
     let image = ImageSpace::new(opened.base.reader.clone(), opened.space, len_bytes);
-    let maker = rustix::process::getpid();
-    log::logger().flush();
-    let mut fd = Some(fd);
-    let child = sys::fork::fork_for_numbers(&kept, || {
-        let _ = rustix::process::setsid();
-        let tied = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-        let (Some(fd), true) = (fd.take(), tied.is_ok()) else {
-            return;
-        };
-        if rustix::process::getppid() != Some(maker) {
-            return;
-        }
+    let helper = Helper::new(c"stillframe-fuse")
+        .keep(files.iter().map(AsFd::as_fd))
+        .keep([fd.as_fd()])
+        .log(Some(2))
+        .tied();
+    let child = helper.start(|_| {
         let mut session = Session::from_fd(FuseImage { image, len_bytes }, fd, SessionACL::Owner);
         if let Err(error) = session.run() {
             log::debug!("the mount has ended: {error}");
         }
     });
-    child.map(Server).map_err(failed())
+    child.map(Server).map_err(Error::file("serve", "/dev/fuse"))
 }
 
 /// Nobody gets rights or devices by an image.

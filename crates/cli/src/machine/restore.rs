@@ -173,11 +173,7 @@ impl Restore {
         if let Some(target) = self.with_volume {
             vm::qemu::look(&options).map_err(|error| about_image(&images_dir, error))?;
             let volume = with_volume::attach(&images_dir, target)?;
-            let (point, id) = volume.place();
-            options.volume = Some(vm::qemu::Mount {
-                point: point.to_owned(),
-                id,
-            });
+            options.volume = Some(volume.mount().clone());
             attached = Some(volume);
         }
         let scripts = Scripts {

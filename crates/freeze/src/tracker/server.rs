@@ -5,16 +5,14 @@
 //! conversation with that client.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
+use guard::Channel;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::trust::{is_trusted, start_ticks};
-use super::wire::{self, Said, Tracked, What};
+use super::wire::{self, Message, MessageKind, Tracked};
+use crate::start_ticks;
 
 /// How long a new tracker waits for its first round to end.
 const FIRST_PATIENCE: Duration = Duration::from_secs(3600);
@@ -33,14 +31,6 @@ struct Server<'a> {
     until: Instant,
 }
 
-/// What happened.
-enum Woken {
-    /// Somebody is there, or says something.
-    Ready,
-    /// It is time to go: the root has ended, or nobody came for too long.
-    Over,
-}
-
 /// Serves the clients of `listener` until the task `root` has ended, one of them says that it is
 /// over, or none has come for a time.
 pub(super) fn serve(listener: &OwnedFd, root: Tracked) {
@@ -57,13 +47,10 @@ pub(super) fn serve(listener: &OwnedFd, root: Tracked) {
         image: Vec::new(),
         until: Instant::now() + FIRST_PATIENCE,
     };
-    while let Woken::Ready = server.wait(server.listener.as_fd(), Some(server.until)) {
-        let Ok(client) = accept_with(server.listener, SocketFlags::CLOEXEC) else {
+    while server.waits_for(server.listener.as_fd(), Some(server.until)) {
+        let Ok(client) = Channel::accept(server.listener) else {
             continue;
         };
-        if !is_trusted(&client) {
-            continue;
-        }
         match server.talk(&client) {
             Ok(true) => {}
             Ok(false) => return,
@@ -74,57 +61,101 @@ pub(super) fn serve(listener: &OwnedFd, root: Tracked) {
 }
 
 impl Server<'_> {
-    /// Waits until there is something to read, the root has ended, or it is too late.
-    fn wait(&self, fd: BorrowedFd<'_>, until: Option<Instant>) -> Woken {
-        loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Woken::Over;
-            }
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let mut fds = [
-                PollFd::from_borrowed_fd(fd, PollFlags::IN),
-                PollFd::new(&self.root, PollFlags::IN),
-            ];
-            match poll(&mut fds, left.as_ref()) {
-                Err(Errno::INTR) | Ok(0) => continue,
-                Err(_) => return Woken::Over,
-                Ok(_) => {}
-            }
-            if !fds[1].revents().is_empty() {
-                return Woken::Over;
-            }
-            return Woken::Ready;
-        }
+    /// Waits until there is something to read; false if the root has ended before, or it is too
+    /// late.
+    fn waits_for(&self, fd: BorrowedFd<'_>, until: Option<Instant>) -> bool {
+        let ready = guard::wait([Some(fd), Some(self.root.as_fd())], until);
+        matches!(ready, Ok([true, false]))
     }
 
     /// Talks to one client until it hangs up; whether to stay for the next one.
-    fn talk(&mut self, client: &OwnedFd) -> io::Result<bool> {
-        let state = Said {
-            what: What::State as i32,
+    fn talk(&mut self, client: &Channel) -> io::Result<bool> {
+        let state = Message {
             image: self.image.clone(),
-            ..Said::default()
+            ..Message::of(MessageKind::State)
         };
         let tasks = self.tasks.iter().map(|(task, fd)| (*task, fd.as_fd()));
         wire::send_tasks(client, state, &tasks.collect::<Vec<_>>())?;
         loop {
-            if let Woken::Over = self.wait(client.as_fd(), None) {
+            if !self.waits_for(client.as_fd(), None) {
                 return Ok(false);
             }
-            let Some((said, rights)) = wire::receive(client)? else {
+            let Some((message, rights)) = client.receive::<Message>()? else {
                 return Ok(true);
             };
-            match said.what() {
-                What::Tasks => self.tasks = wire::receive_tasks(client, (said, rights))?,
-                What::Begin => self.image.clear(),
-                What::End => {
-                    self.image = said.image;
-                    let idle = Duration::from_millis(said.idle_ms);
+            match message.kind() {
+                MessageKind::Tasks => self.tasks = wire::receive_tasks(client, (message, rights))?,
+                MessageKind::Begin => self.image.clear(),
+                MessageKind::End => {
+                    self.image = message.image;
+                    let idle = Duration::from_millis(message.idle_ms);
                     self.until = Instant::now() + idle.min(LONGEST_IDLE);
                 }
-                What::Quit => return Ok(false),
-                What::State | What::Unknown => {}
+                MessageKind::Quit => return Ok(false),
+                MessageKind::State | MessageKind::Unknown => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use guard::harness::{Note, Victim, kill_at_each_message};
+
+    use super::*;
+
+    const OLD: [u8; 16] = [1; 16];
+    const NEW: [u8; 16] = [2; 16];
+
+    fn round(channel: &Channel) -> io::Result<()> {
+        channel.receive::<Message>()?;
+        let file = std::fs::File::open("/dev/null")?;
+        let task = Tracked::default();
+        let tasks = [(task, file.as_fd())];
+        wire::send_tasks(channel, Message::of(MessageKind::Tasks), &tasks)?;
+        channel.send(&Message::of(MessageKind::Begin), &[])?;
+        let end = Message {
+            image: NEW.to_vec(),
+            ..Message::of(MessageKind::End)
+        };
+        channel.send(&end, &[])
+    }
+
+    #[test]
+    fn round_killed_at_each_message_leaves_no_image_that_lacks_writes() {
+        kill_at_each_message(
+            || Channel::pair().expect("a pair"),
+            |(_, report)| vec![report.as_fd()],
+            |(_, report), client| {
+                let listener = OwnedFd::from(Channel::pair().expect("a pair").0);
+                let own = rustix::process::getpid();
+                let mut server = Server {
+                    listener: &listener,
+                    root: pidfd_open(own, PidfdFlags::empty()).expect("it lives"),
+                    tasks: Vec::new(),
+                    image: OLD.to_vec(),
+                    until: Instant::now(),
+                };
+                // The tracker stays for the next client.
+                let stays = server.talk(&client).unwrap_or(true);
+                let text = format!("{stays} {} {:?}", server.tasks.len(), server.image.first());
+                report.send(&Note::text(&text), &[]).expect("sent");
+            },
+            |_, channel| drop(round(&channel)),
+            |(report, _), outcome| {
+                if outcome.victim == Victim::Helper && !outcome.is_whole {
+                    // Its descriptors have gone with it, which ends the tracking.
+                    return;
+                }
+                let (note, _) = report.receive::<Note>().expect("a note").expect("a note");
+                let expected = match (outcome.victim, outcome.messages) {
+                    (Victim::Client, 0) => "true 0 Some(1)",
+                    (Victim::Client, 1) => "true 1 Some(1)",
+                    (Victim::Client, 2) => "true 1 None",
+                    _ => "true 1 Some(2)",
+                };
+                assert_eq!(note.text, expected, "{outcome:?}");
+            },
+        );
     }
 }

@@ -1,26 +1,28 @@
-//! What a tracker and its clients say to each other: one message a packet, with descriptors.
+//! What a tracker and its clients send each other.
+//!
+//! A tracker may be of an earlier version than its client: numbers of fields and kinds are never
+//! used again, and a kind that is not known is passed over.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use prost::Message;
-use sys::socket;
+use guard::{Channel, ListMessage, Packet, invalid};
 
-use crate::packets::{self, invalid, send};
-
-/// Tasks in one message; each brings a descriptor.
+/// Tasks in one packet; each brings a descriptor.
 const TASKS_MAX: usize = 200;
-const _: () = assert!(TASKS_MAX <= socket::RIGHTS_MAX);
+const _: () = assert!(TASKS_MAX <= sys::socket::RIGHTS_MAX);
+/// The most tasks that there can be (`PID_MAX_LIMIT`).
+const ALL_TASKS_MAX: usize = 1 << 22;
 
 /// A message.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Said {
-    #[prost(enumeration = "What", tag = "1")]
-    pub what: i32,
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Message {
+    #[prost(enumeration = "MessageKind", tag = "1")]
+    pub kind: i32,
     /// Tasks, in the order of the descriptors that come with the message.
     #[prost(message, repeated, tag = "2")]
     pub tasks: Vec<Tracked>,
-    /// Whether more tasks come with the next message.
+    /// True if more tasks come with the next packet.
     #[prost(bool, tag = "3")]
     pub more: bool,
     /// The image up to which writes are known; empty for none.
@@ -32,22 +34,22 @@ pub(super) struct Said {
 }
 
 /// A task whose memory is tracked.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct Tracked {
     #[prost(int32, tag = "1")]
     pub pid: i32,
     /// When it was started.
     #[prost(uint64, tag = "2")]
     pub start_ticks: u64,
-    /// Whether soft-dirty bits tell what it writes; a userfaultfd otherwise.
+    /// True if soft-dirty bits tell what it writes; a userfaultfd otherwise.
     #[prost(bool, tag = "3")]
     pub by_bits: bool,
 }
 
-/// What is said.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-pub(super) enum What {
+pub(super) enum MessageKind {
     /// Nothing that is known.
     Unknown = 0,
     /// Tracker: these tasks are tracked, and writes since `image` are known.
@@ -62,68 +64,65 @@ pub(super) enum What {
     Quit = 5,
 }
 
-/// Receives one message, each of whose tasks has its descriptor; none when the other side has hung
-/// up.
-pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Said, Vec<OwnedFd>)>> {
-    let received = packets::receive::<Said>(socket)?;
-    match received {
-        Some((said, rights)) if rights.len() != said.tasks.len() => {
-            Err(invalid("tasks came without their descriptors"))
+impl Message {
+    /// One of this kind, without anything else.
+    pub fn of(kind: MessageKind) -> Self {
+        Self {
+            kind: kind as i32,
+            ..Self::default()
         }
-        received => Ok(received),
     }
 }
 
-/// Sends `first` with all tasks and their descriptors, in as many messages as it takes.
+impl ListMessage for Message {
+    type Item = Tracked;
+    const PACKET_MAX: usize = TASKS_MAX;
+    const LIST_MAX: usize = ALL_TASKS_MAX;
+
+    fn list(&mut self) -> &mut Vec<Tracked> {
+        &mut self.tasks
+    }
+
+    fn more(&mut self) -> &mut bool {
+        &mut self.more
+    }
+}
+
+/// Sends a message with these tasks and their descriptors.
 pub(super) fn send_tasks(
-    socket: impl AsFd,
-    first: Said,
+    channel: &Channel,
+    message: Message,
     tasks: &[(Tracked, BorrowedFd<'_>)],
 ) -> io::Result<()> {
-    let mut rest = tasks;
-    loop {
-        let (now, later) = rest.split_at(rest.len().min(TASKS_MAX));
-        let said = Said {
-            tasks: now.iter().map(|(task, _)| *task).collect(),
-            more: !later.is_empty(),
-            ..first.clone()
-        };
-        let rights = now.iter().map(|(_, fd)| *fd).collect::<Vec<_>>();
-        send(&socket, &said, &rights)?;
-        if later.is_empty() {
-            return Ok(());
-        }
-        rest = later;
-    }
+    let message = Message {
+        tasks: tasks.iter().map(|(task, _)| *task).collect(),
+        ..message
+    };
+    let rights = tasks.iter().map(|(_, fd)| *fd).collect::<Vec<_>>();
+    channel.send_list(&message, &rights)
 }
 
-/// Takes the tasks of `said` and of the messages that follow it.
+/// Takes the tasks of a message whose first packet has been received.
 pub(super) fn receive_tasks(
-    socket: impl AsFd,
-    (mut said, mut rights): (Said, Vec<OwnedFd>),
+    channel: &Channel,
+    first: Packet<Message>,
 ) -> io::Result<Vec<(Tracked, OwnedFd)>> {
-    let mut all = Vec::new();
-    loop {
-        all.extend(said.tasks.iter().copied().zip(rights));
-        if !said.more {
-            return Ok(all);
-        }
-        let what = said.what;
-        let next = receive(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        if next.0.what != what {
-            return Err(invalid("a list of tasks was cut"));
-        }
-        (said, rights) = next;
+    let (message, rights) = channel.receive_rest(first)?;
+    match message.tasks.len() == rights.len() {
+        true => Ok(message.tasks.into_iter().zip(rights).collect()),
+        false => Err(invalid("tasks came without their descriptors")),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     #[test]
-    fn more_tasks_than_fit_into_a_message_arrive() {
-        let (left, right) = socket::pair(1, 5, 0).expect("AF_UNIX, SOCK_SEQPACKET");
+    fn tasks_longer_than_a_packet_arrive_with_their_descriptors() {
+        let (left, right) = Channel::pair().expect("a pair");
         let count = 450;
         let tasks = (0..count).map(|pid| Tracked {
             pid,
@@ -133,41 +132,51 @@ mod tests {
         // Any descriptor goes along, but one of `left` would keep it open.
         let fd = std::fs::File::open("/dev/null").expect("it is there");
         let tasks = tasks.map(|task| (task, fd.as_fd())).collect::<Vec<_>>();
-        let first = Said {
-            what: What::State as i32,
+        let state = Message {
             image: vec![7; 16],
-            ..Said::default()
+            ..Message::of(MessageKind::State)
         };
-        send_tasks(&left, first, &tasks).expect("sent");
-        let (said, rights) = receive(&right).expect("a message").expect("a message");
-        assert_eq!((said.what(), said.image.len()), (What::State, 16));
-        let all = receive_tasks(&right, (said, rights)).expect("all");
-        let pids = all.iter().map(|(task, _)| task.pid);
-        assert!(pids.eq(0..count));
+        send_tasks(&left, state, &tasks).expect("sent");
+        let first = right.receive::<Message>().expect("one").expect("one");
+        assert_eq!(
+            (first.0.kind(), first.0.image.len()),
+            (MessageKind::State, 16)
+        );
+        let all = receive_tasks(&right, first).expect("all");
+        assert!(all.iter().map(|(task, _)| task.pid).eq(0..count));
         drop(left);
-        assert!(receive(&right).expect("an end").is_none());
+        assert!(right.receive::<Message>().expect("an end").is_none());
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
-        let (left, right) = socket::pair(1, 5, 0).expect("AF_UNIX, SOCK_SEQPACKET");
-        socket::send(&left, b"\xff\xff\xff", socket::Along::default(), 0).expect("sent");
-        receive(&right).expect_err("no message");
-        let task = Tracked::default();
-        let said = Said {
-            tasks: vec![task],
-            ..Said::default()
+    fn tasks_without_descriptors_are_refused() {
+        let (left, right) = Channel::pair().expect("a pair");
+        let message = Message {
+            tasks: vec![Tracked::default()],
+            ..Message::of(MessageKind::Tasks)
         };
-        send(&left, &said, &[]).expect("sent");
-        receive(&right).expect_err("no descriptor");
-        // A list whose end never comes.
-        let more = Said {
+        left.send(&message, &[]).expect("sent");
+        let first = right.receive().expect("one").expect("one");
+        receive_tasks(&right, first).expect_err("no descriptor");
+    }
+
+    /// Bytes as the first tracker sent and received them.
+    #[test]
+    fn bytes_of_an_earlier_tracker_are_the_same() {
+        let message = Message {
+            tasks: vec![Tracked {
+                pid: 5,
+                start_ticks: 300,
+                by_bits: true,
+            }],
             more: true,
-            ..Said::default()
+            image: vec![7; 2],
+            idle_ms: 9,
+            ..Message::of(MessageKind::State)
         };
-        send(&left, &more, &[]).expect("sent");
-        drop(left);
-        let first = receive(&right).expect("a message").expect("a message");
-        receive_tasks(&right, first).expect_err("cut");
+        let bytes = [
+            8, 1, 18, 7, 8, 5, 16, 172, 2, 24, 1, 24, 1, 34, 2, 7, 7, 40, 9,
+        ];
+        assert_eq!(prost::Message::encode_to_vec(&message), bytes);
     }
 }

@@ -10,26 +10,23 @@ mod watchdog;
 mod wire;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::{Addr, Span};
-use freeze::packets;
-use freeze::tracker::is_trusted;
+use guard::{Channel, Helper};
 use image::{ImageId, Reader, SpaceId};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, socketpair,
-};
+use rustix::net::SocketType;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use store::Images;
 use sys::listener::{self, Failure};
 use sys::uffd::{Features, Modes, Uffd};
 
 use self::server::Listening;
-use self::wire::{Said, What};
+use self::wire::{Message, MessageKind};
 use crate::{Error, Result};
 
 /// How a restore has pages brought in later.
@@ -88,11 +85,6 @@ fn open(images: &Images) -> Result<Arc<Reader>> {
     Ok(Arc::new(reader))
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
-}
-
 /// Listens at `path`, for this user alone.
 fn listen_at(path: &Path) -> Result<OwnedFd> {
     let shown = path.display();
@@ -106,7 +98,7 @@ fn listen_at(path: &Path) -> Result<OwnedFd> {
 #[derive(Debug)]
 pub(crate) struct Client {
     /// One task at a time is handed over.
-    socket: Mutex<OwnedFd>,
+    channel: Mutex<Channel>,
     image: ImageId,
     /// What is to come.
     bytes: AtomicU64,
@@ -118,16 +110,14 @@ impl Client {
     /// # Errors
     /// [`Error::Kernel`]; [`Error::Unfit`] for an image that another process cannot open.
     pub fn new(lazy: &LazyPages, images: &Images, reader: &Arc<Reader>) -> Result<Self> {
-        let socket = match find(&lazy.socket)? {
-            Some(socket) => socket,
+        let channel = match find(&lazy.socket)? {
+            Some(channel) => channel,
             None => start(images, reader, lazy.log)?,
         };
-        let socket = Mutex::new(socket);
-        let bytes = AtomicU64::new(0);
         Ok(Self {
-            socket,
+            channel: Mutex::new(channel),
             image: reader.id(),
-            bytes,
+            bytes: AtomicU64::new(0),
         })
     }
 
@@ -148,25 +138,29 @@ impl Client {
         let pidfd = Pid::from_raw(pid).ok_or(Errno::SRCH);
         let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let pidfd = pidfd.map_err(|_| Error::Gone { pid })?;
-        let said = Said {
-            what: What::Task as i32,
+        let task = Message {
             image: self.image.0.to_vec(),
             pid,
             space: space.0,
+            mappings: wire::numbers_of(mappings),
             first: first.iter().map(|addr| addr.0).collect(),
-            ..Said::default()
+            ..Message::of(MessageKind::Task)
         };
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = self.channel();
         let rights = [uffd.as_fd(), pidfd.as_fd()];
-        wire::send_task(&*socket, said, mappings, &rights).map_err(gone)?;
-        match packets::receive::<Said>(&*socket).map_err(gone)? {
-            Some((said, _)) if said.what() == What::Taken => {
-                self.bytes.fetch_add(said.bytes, Relaxed);
+        channel.send_list(&task, &rights).map_err(gone)?;
+        match channel.receive::<Message>().map_err(gone)? {
+            Some((answer, _)) if answer.kind() == MessageKind::Taken => {
+                self.bytes.fetch_add(answer.bytes, Relaxed);
                 Ok(())
             }
-            Some((said, _)) if said.what() == What::Failed => Err(refused(said)),
+            Some((answer, _)) if answer.kind() == MessageKind::Failed => Err(refusal(answer)),
             _ => Err(gone(io::ErrorKind::UnexpectedEof.into())),
         }
+    }
+
+    fn channel(&self) -> MutexGuard<'_, Channel> {
+        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says that the tree runs: the server may end when all has come.
@@ -174,12 +168,7 @@ impl Client {
     /// # Errors
     /// [`Error::Kernel`] where it is gone.
     pub fn runs(&self) -> Result<()> {
-        let said = Said {
-            what: What::Runs as i32,
-            ..Said::default()
-        };
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = packets::send(&*socket, &said, &[]);
+        let sent = self.channel().send(&Message::of(MessageKind::Runs), &[]);
         sent.map_err(|e| Error::kernel("the server of lazy pages is gone", e))
     }
 
@@ -188,18 +177,10 @@ impl Client {
     /// # Errors
     /// Why it was killed, if that was because of them.
     pub fn outcome(&self) -> Result<()> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut ready = [rustix::event::PollFd::new(
-            &*socket,
-            rustix::event::PollFlags::IN,
-        )];
-        let now = rustix::event::Timespec::default();
-        let polled = rustix::io::retry_on_intr(|| rustix::event::poll(&mut ready, Some(&now)));
-        if !matches!(polled, Ok(1..)) {
-            return Ok(());
-        }
-        match packets::receive::<Said>(&*socket) {
-            Ok(Some((said, _))) if said.what() == What::Failed => Err(refused(said)),
+        match self.channel().receive_now::<Message>() {
+            Ok(Some((message, _))) if message.kind() == MessageKind::Failed => {
+                Err(refusal(message))
+            }
             _ => Ok(()),
         }
     }
@@ -228,11 +209,11 @@ impl Lazy {
     }
 }
 
-/// What the server has said of pages that do not come.
-fn refused(said: Said) -> Error {
+/// The error for pages that do not come, as the server tells it.
+fn refusal(message: Message) -> Error {
     Error::Pages {
-        text: said.text,
-        damaged: said.damaged,
+        text: message.text,
+        damaged: message.damaged,
     }
 }
 
@@ -255,34 +236,18 @@ fn register(pid: i32, uffd: &Uffd, mappings: &[Span]) -> Result<()> {
 }
 
 /// The server that listens at `path`; none where nobody does.
-fn find(path: &Path) -> Result<Option<OwnedFd>> {
-    let failed = |doing: &str| {
-        let doing = format!("cannot {doing} {}", path.display());
-        move |errno: Errno| Error::kernel(doing, errno)
-    };
-    let Ok(address) = SocketAddrUnix::new(path) else {
-        // No socket has such a long name.
-        return Ok(None);
-    };
-    let socket = socket().map_err(|e| Error::kernel("cannot make a socket", e))?;
-    match connect(&socket, &address) {
-        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
-        other => other.map_err(failed("connect to"))?,
-    }
-    if !is_trusted(&socket) {
-        return Err(failed("trust")(Errno::PERM));
-    }
-    Ok(Some(socket))
+fn find(path: &Path) -> Result<Option<Channel>> {
+    Channel::connect(path).map_err(|error| {
+        let is_other = error.raw_os_error().is_none();
+        let doing = if is_other { "trust" } else { "connect to" };
+        Error::kernel(format!("cannot {doing} {}", path.display()), error)
+    })
 }
 
 /// Leaves a server behind for one restore. It has what the reader of the image knows and has open,
 /// where that is in files; otherwise it opens the image itself.
-fn start(images: &Images, reader: &Arc<Reader>, log: Option<RawFd>) -> Result<OwnedFd> {
+fn start(images: &Images, reader: &Arc<Reader>, log: Option<RawFd>) -> Result<Channel> {
     let started = |e: io::Error| Error::kernel("cannot start a server of lazy pages", e);
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let (theirs, own) = socketpair(family, kind, SocketFlags::CLOEXEC, None)
-        .map_err(|errno| started(errno.into()))?;
-    log::logger().flush();
     let open_files = reader.descriptors();
     let directory = images.directory().map(std::path::absolute).transpose();
     let trusted = !matches!(images, Images::Own(_));
@@ -291,26 +256,19 @@ fn start(images: &Images, reader: &Arc<Reader>, log: Option<RawFd>) -> Result<Ow
         let what = "lazy pages of an image that is in no directory need a server of their own";
         return Err(Error::Unfit(what.to_owned()));
     }
-    let kept = [Some(theirs.as_raw_fd()), log].into_iter().flatten();
-    let files = open_files.iter().flatten().map(AsRawFd::as_raw_fd);
-    let kept = kept.chain(files).collect::<Vec<_>>();
-    // The watchdog keeps this name.
-    sys::fork::daemonize(&kept, c"stillframe-lzwd", || {
-        if log.is_none() {
-            log::set_max_level(log::LevelFilter::Off);
-        }
-        let image = match (open_files, directory) {
+    let files = open_files.iter().flatten().map(AsFd::as_fd);
+    let helper = Helper::new(c"stillframe-lazy").keep(files).log(log);
+    let left = helper.leave(|channel| {
+        let image = match (&open_files, directory) {
             (None, Some(directory)) => reopen(&Images::at(&directory, trusted), reader.id()),
             _ => Ok(reader.clone()),
         };
-        let served = image.and_then(|image| server::run(&image, Some(theirs), None, log));
+        let served = image.and_then(|image| server::run(&image, Some(channel), None, log));
         if let Err(error) = served {
             log::error!("lazy pages: {}", error.with_causes());
         }
-        log::logger().flush();
-    })
-    .map_err(started)?;
-    Ok(own)
+    });
+    left.map_err(started)
 }
 
 /// Opens the image once more.

@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::Builder;
 
-use freeze::packets;
-use freeze::tracker::is_trusted;
+use guard::{Channel, List};
 use image::{Blame, Reader, SpaceId, SpaceKind};
-use rustix::net::{SocketFlags, accept_with};
 use serve::lazy::{Hooks, Process, Server, ServerEvent};
 use sys::uffd::Uffd;
 
 use super::watchdog::{self, Task, Watchdog};
-use super::wire::{Arriving, Said, What};
+use super::wire::{Message, MessageKind, mappings_of};
 use crate::{Error, Result};
 
 /// Threads that bring in what nobody has asked for yet.
@@ -35,9 +33,9 @@ pub(super) struct Listening<'a> {
 struct Tree {
     owner: u64,
     /// The restore; none when it has ended.
-    connection: Option<OwnedFd>,
-    /// A task that it tells of right now.
-    arriving: Option<Arriving>,
+    connection: Option<Channel>,
+    /// A task of which not all packets are here.
+    arriving: Option<List<Message>>,
     tasks: Vec<Task>,
     /// Whether pages are to come to some of them still.
     lacks: bool,
@@ -68,7 +66,7 @@ struct Work {
 /// ends that one alone.
 pub(super) fn run(
     image: &Arc<Reader>,
-    first: Option<OwnedFd>,
+    first: Option<Channel>,
     listening: Option<&Listening<'_>>,
     log: Option<RawFd>,
 ) -> Result<u64> {
@@ -76,9 +74,6 @@ pub(super) fn run(
     let watchdog = Watchdog::start(log);
     let watchdog = watchdog.map_err(|e| Error::kernel("cannot start a watchdog", e))?;
     let watchdog = Arc::new(watchdog);
-    if first.is_some() {
-        let _ = rustix::thread::set_name(c"stillframe-lazy");
-    }
     let (held, done) = (watchdog.clone(), watchdog.clone());
     let hooks = Hooks {
         held: Box::new(move |number, owner, uffd| held.hold(number, owner, uffd)),
@@ -110,10 +105,10 @@ pub(super) fn run(
 }
 
 impl Work {
-    fn take_on(&mut self, connection: OwnedFd) {
-        // Nobody keeps others waiting who does not read what he is told.
-        if let Err(errno) = rustix::io::ioctl_fionbio(&connection, true) {
-            log::warn!("a restore cannot be taken on: {errno}");
+    fn take_on(&mut self, connection: Channel) {
+        // A restore that does not read its answers keeps no other one waiting.
+        if let Err(error) = connection.set_nonblocking() {
+            log::warn!("a restore cannot be taken on: {error}");
             return;
         }
         self.count += 1;
@@ -170,10 +165,9 @@ impl Work {
     }
 
     fn accept(&mut self, listener: &OwnedFd) {
-        match accept_with(listener, SocketFlags::CLOEXEC) {
-            Ok(client) if is_trusted(&client) => self.take_on(client),
-            Ok(_) => log::warn!("another user's restore is not served"),
-            Err(errno) => log::warn!("a restore cannot be taken on: {errno}"),
+        match Channel::accept(listener) {
+            Ok(client) => self.take_on(client),
+            Err(error) => log::warn!("a restore cannot be taken on: {error}"),
         }
     }
 
@@ -192,9 +186,9 @@ impl Work {
     }
 
     /// Hears one message; whether the conversation goes on.
-    fn converse(&mut self, at: usize, connection: &OwnedFd) -> bool {
+    fn converse(&mut self, at: usize, connection: &Channel) -> bool {
         let owner = self.trees[at].owner;
-        let (said, rights) = match packets::receive::<Said>(connection) {
+        let (message, rights) = match connection.receive::<Message>() {
             Ok(Some(received)) => received,
             Ok(None) => return false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
@@ -203,16 +197,15 @@ impl Work {
                 return false;
             }
         };
-        match said.what() {
-            What::Task => match self.task(at, said, rights) {
+        match message.kind() {
+            MessageKind::Task => match self.task(at, message, rights) {
                 Ok(None) => true,
                 Ok(Some(bytes)) => {
-                    let taken = Said {
-                        what: What::Taken as i32,
+                    let taken = Message {
                         bytes,
-                        ..Said::default()
+                        ..Message::of(MessageKind::Taken)
                     };
-                    packets::send(connection, &taken, &[]).is_ok()
+                    connection.send(&taken, &[]).is_ok()
                 }
                 Err(error) => {
                     log::error!("tree {owner}: {}", error.with_causes());
@@ -220,34 +213,35 @@ impl Work {
                     false
                 }
             },
-            What::Runs => {
+            MessageKind::Runs => {
                 self.trees[at].runs = true;
                 self.server.begin(owner);
                 true
             }
-            What::Taken | What::Failed | What::Unknown => false,
+            MessageKind::Taken | MessageKind::Failed | MessageKind::Unknown => false,
         }
     }
 
     /// Hears of a task, and takes it on when all of it has arrived; how much is to come then.
-    fn task(&mut self, at: usize, said: Said, rights: Vec<OwnedFd>) -> Result<Option<u64>> {
+    fn task(&mut self, at: usize, message: Message, rights: Vec<OwnedFd>) -> Result<Option<u64>> {
         let unfit = |what: &str| Error::Unfit(what.to_owned());
         let failed = |error: io::Error| Error::kernel("cannot understand a restore", error);
         let tree = &mut self.trees[at];
-        let arriving = match tree.arriving.take() {
-            Some(mut arriving) => arriving.add(&said, &rights).map(|()| arriving),
-            None => Arriving::new(said, rights),
+        let packet = (message, rights);
+        let mut list = match tree.arriving.take() {
+            Some(mut list) => list.add(packet).map(|()| list).map_err(failed)?,
+            None => List::new(packet),
         };
-        let arriving = arriving.map_err(failed)?;
-        if !arriving.is_whole() {
-            tree.arriving = Some(arriving);
+        if !list.is_whole() {
+            tree.arriving = Some(list);
             return Ok(None);
         }
-        let (said, rights, mappings) = arriving.finish().map_err(failed)?;
-        if said.image != self.image.id().0 {
+        let (message, rights) = list.finish();
+        let mappings = mappings_of(&message.mappings).map_err(failed)?;
+        if message.image != self.image.id().0 {
             return Err(unfit("the server of lazy pages has another image"));
         }
-        let (pid, space) = (said.pid, SpaceId(said.space));
+        let (pid, space) = (message.pid, SpaceId(message.space));
         let is_memory = |space: &image::Space| space.kind == SpaceKind::Memory;
         if !self.image.space(space).is_some_and(is_memory) {
             return Err(unfit("the image has no memory of such a task"));
@@ -263,7 +257,7 @@ impl Work {
             owner: tree.owner,
             space,
             mappings,
-            first: said.first.into_iter().map(abi::Addr).collect(),
+            first: message.first.into_iter().map(abi::Addr).collect(),
         };
         let bytes = self.server.add(process)?;
         tree.lacks |= bytes > 0;
@@ -316,13 +310,12 @@ impl Tree {
     }
 }
 
-fn tell_failure(connection: &OwnedFd, error: &Error) {
-    let said = Said {
-        what: What::Failed as i32,
+fn tell_failure(connection: &Channel, error: &Error) {
+    let failed = Message {
         text: error.with_causes(),
         damaged: error.blame() == Blame::Corrupt,
-        ..Said::default()
+        ..Message::of(MessageKind::Failed)
     };
     // Where it has ended, the log has it.
-    let _ = packets::send(connection, &said, &[]);
+    let _ = connection.send(&failed, &[]);
 }

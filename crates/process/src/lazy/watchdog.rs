@@ -4,16 +4,15 @@
 //! userfaultfds as well: a process that kills the trees if the server of their pages dies, and lets
 //! go only when they are gone. It logs, as the server does, to a file that it was left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use freeze::stat_of;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal, setsid};
-use sys::fork::fork_for_numbers;
-use sys::socket::{self, Along};
+use freeze::watchdog::signal;
+use guard::{Channel, Helper};
+use rustix::process::{Signal, pidfd_send_signal};
 use sys::uffd::Uffd;
 
 /// How often it is looked at who is still there.
@@ -21,12 +20,33 @@ const LOOK: Duration = Duration::from_millis(1);
 /// After how long that is said.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the watchdog is told, as the first of three numbers.
-const TASK: u64 = 1;
-const HELD: u64 = 2;
-const DONE: u64 = 3;
-const WHOLE: u64 = 4;
-const DISMISSED: u64 = 5;
+/// A message to the watchdog.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Message {
+    #[prost(enumeration = "MessageKind", tag = "1")]
+    kind: i32,
+    /// The tree that it is about.
+    #[prost(uint64, tag = "2")]
+    owner: u64,
+    /// A task's pid, or the number of a userfaultfd.
+    #[prost(uint64, tag = "3")]
+    number: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+enum MessageKind {
+    Unknown = 0,
+    /// A task, as a pidfd.
+    Task = 1,
+    /// A userfaultfd to hold.
+    Held = 2,
+    /// A userfaultfd that need not be held any more.
+    Done = 3,
+    /// A tree that needs nothing any more.
+    Whole = 4,
+    Dismissed = 5,
+}
 
 /// A task of a tree whose pages are to come.
 #[derive(Debug)]
@@ -37,38 +57,27 @@ pub(super) struct Task {
     pub pidfd: OwnedFd,
 }
 
-/// A waiting child process.
+/// The helper, of which nobody waits for the end.
 #[derive(Debug)]
-pub(super) struct Watchdog(OwnedFd);
+pub(super) struct Watchdog(Channel);
 
 impl Watchdog {
     /// Starts it, from a process that has one thread. `log` stays open in it.
     pub fn start(log: Option<RawFd>) -> io::Result<Self> {
-        let (theirs, own) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        let kept = [Some(theirs.as_raw_fd()), log];
-        let kept = kept.into_iter().flatten().collect::<Vec<_>>();
-        fork_for_numbers(&kept, || {
-            // Nothing that ends the server's group may end this process.
-            let _ = setsid();
+        let helper = Helper::new(c"stillframe-lzwd").log(log).start(|server| {
             crate::alone::raise_open_files_to_the_hard_limit();
-            watch(&theirs);
-            log::logger().flush();
+            watch(&server);
         })?;
-        Ok(Self(own))
+        Ok(Self(helper.into_channel()))
     }
 
-    fn tell(&self, words: [u64; 3], rights: &[BorrowedFd<'_>]) {
-        let bytes = words.map(u64::to_ne_bytes).concat();
-        let along = Along {
-            rights,
-            ..Along::default()
+    fn tell(&self, kind: MessageKind, owner: u64, number: u64, rights: &[BorrowedFd<'_>]) {
+        let message = Message {
+            kind: kind as i32,
+            owner,
+            number,
         };
-        if let Err(error) = socket::send(&self.0, &bytes, along, 0) {
+        if let Err(error) = self.0.send(&message, rights) {
             log::warn!("the watchdog is gone: {error}");
         }
     }
@@ -76,27 +85,27 @@ impl Watchdog {
     /// A task that is to end if the server does.
     pub fn task(&self, owner: u64, task: &Task) {
         let pid = u64::from(task.pid.cast_unsigned());
-        self.tell([TASK, owner, pid], &[task.pidfd.as_fd()]);
+        self.tell(MessageKind::Task, owner, pid, &[task.pidfd.as_fd()]);
     }
 
     /// A userfaultfd of an owner's processes that is not to be closed before they end.
     pub fn hold(&self, number: u64, owner: u64, uffd: &Uffd) {
-        self.tell([HELD, owner, number], &[uffd.as_fd()]);
+        self.tell(MessageKind::Held, owner, number, &[uffd.as_fd()]);
     }
 
     /// All pages of that one have come.
     pub fn done(&self, number: u64) {
-        self.tell([DONE, 0, number], &[]);
+        self.tell(MessageKind::Done, 0, number, &[]);
     }
 
     /// All pages of an owner have come.
     pub fn whole(&self, owner: u64) {
-        self.tell([WHOLE, owner, 0], &[]);
+        self.tell(MessageKind::Whole, owner, 0, &[]);
     }
 
     /// Ends it.
     pub fn dismiss(&self) {
-        self.tell([DISMISSED, 0, 0], &[]);
+        self.tell(MessageKind::Dismissed, 0, 0, &[]);
     }
 }
 
@@ -108,42 +117,32 @@ struct Watched {
 }
 
 /// The watchdog's life.
-fn watch(server: &OwnedFd) {
+fn watch(server: &Channel) {
     let mut watched = Watched::default();
-    let mut bytes = [0; 24];
-    loop {
-        let received = match socket::receive(server, &mut bytes, 0) {
-            Ok(received) if received.len == bytes.len() => received,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            // The server is gone.
-            _ => break,
-        };
-        let word = |at: usize| {
-            let bytes = &bytes[8 * at..8 * at + 8];
-            u64::from_ne_bytes(bytes.try_into().expect("eight of them"))
-        };
-        let (what, owner, number) = (word(0), word(1), word(2));
-        match (what, received.rights.into_iter().next()) {
-            (TASK, Some(pidfd)) => {
+    while let Ok(Some((message, rights))) = server.receive::<Message>() {
+        let Message { owner, number, .. } = message;
+        match (message.kind(), rights.into_iter().next()) {
+            (MessageKind::Task, Some(pidfd)) => {
                 let pid = number as i32;
                 let tasks = watched.tasks.entry(owner).or_default();
                 tasks.push(Task { pid, pidfd });
             }
-            (HELD, Some(uffd)) => {
+            (MessageKind::Held, Some(uffd)) => {
                 watched.held.insert(number, (owner, uffd.into()));
             }
-            (DONE, _) => {
+            (MessageKind::Done, _) => {
                 watched.held.remove(&number);
             }
-            (WHOLE, _) => {
+            (MessageKind::Whole, _) => {
                 watched.tasks.remove(&owner);
             }
-            (DISMISSED, _) => return,
+            (MessageKind::Dismissed, _) => return,
             _ => {}
         }
     }
+    // The server is gone.
     let left = watched.held.values().map(|(owner, _)| *owner);
-    let left = left.collect::<std::collections::BTreeSet<_>>();
+    let left = left.collect::<BTreeSet<_>>();
     for owner in left {
         let tasks = watched.tasks.remove(&owner).unwrap_or_default();
         let pids = tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
@@ -164,12 +163,12 @@ pub(super) fn end(tasks: &[Task], gone: &dyn Fn() -> bool) {
     }
     let mut all = Vec::new();
     loop {
-        let found = descendants(&roots);
         let known = all.len();
-        for pid in found {
-            if !all.contains(&pid) {
-                send(pid, Signal::STOP);
-                all.push(pid);
+        for found in descendants(&roots) {
+            if !all.contains(&found) {
+                let (pid, start_ticks) = found;
+                signal(pid, start_ticks, Signal::STOP);
+                all.push(found);
             }
         }
         if all.len() == known {
@@ -179,7 +178,9 @@ pub(super) fn end(tasks: &[Task], gone: &dyn Fn() -> bool) {
     let begun = Instant::now();
     let mut said = false;
     loop {
-        all.iter().for_each(|one| send(*one, Signal::KILL));
+        for (pid, start_ticks) in &all {
+            signal(*pid, *start_ticks, Signal::KILL);
+        }
         for task in tasks {
             let _ = pidfd_send_signal(&task.pidfd, Signal::KILL);
         }
@@ -208,11 +209,4 @@ fn descendants(roots: &[i32]) -> Vec<(i32, u64)> {
     };
     let found = stats.iter().filter(|one| descends(*one.0));
     found.map(|(pid, stat)| (*pid, stat.start_ticks)).collect()
-}
-
-fn send((pid, start_ticks): (i32, u64), signal: Signal) {
-    let is_it = stat_of(pid).is_some_and(|stat| stat.start_ticks == start_ticks);
-    if let (true, Some(pid)) = (is_it, Pid::from_raw(pid)) {
-        let _ = kill_process(pid, signal);
-    }
 }

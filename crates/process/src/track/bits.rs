@@ -15,7 +15,8 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use abi::spans::Spans;
-use freeze::tracker::{Means, TrackedTask, claim_bits, start_ticks};
+use freeze::start_ticks;
+use freeze::tracker::{Means, TrackedTask, claim_bits};
 use memory::dirty;
 use memory::scan::{Area, ScanResult};
 use memory::track::TrackResult;

@@ -71,10 +71,9 @@ impl Block {
 /// The size of the pages that a file in memory has.
 pub(crate) fn page_bytes(file: &OwnedFd) -> Result<u64> {
     const HUGETLBFS: u64 = 0x958458f6;
-    let facts = rustix::fs::fstatfs(file).map_err(|errno| Error::Kernel {
-        doing: "cannot look at the file of the guest's memory",
-        source: errno.into(),
-    })?;
+    let facts = rustix::fs::fstatfs(file).map_err(Error::kernel(
+        "cannot look at the file of the guest's memory",
+    ))?;
     let is_huge = facts.f_type.cast_unsigned() == HUGETLBFS;
     Ok(if is_huge {
         facts.f_bsize.cast_unsigned()
@@ -162,10 +161,9 @@ pub(crate) fn find(
 
 /// Refuses memory that is still being brought in.
 fn refuse_unfinished(file: &OwnedFd, id: &str) -> Result<()> {
-    let is_whole = lazy::is_whole(file).map_err(|source| Error::Kernel {
-        doing: "cannot tell whether the guest's memory is whole",
-        source,
-    })?;
+    let is_whole = lazy::is_whole(file).map_err(Error::kernel(
+        "cannot tell whether the guest's memory is whole",
+    ))?;
     match is_whole {
         true => Ok(()),
         false => Err(Error::Unfit(format!(
@@ -399,10 +397,8 @@ impl Mappings {
 pub(crate) fn place_of(pid: i32, file: &OwnedFd, bytes: u64) -> Result<Addr> {
     let path = PathBuf::from(format!("/proc/{pid}/maps"));
     let text = fs::read_to_string(&path).map_err(Error::file("read", path))?;
-    let facts = rustix::fs::fstat(file).map_err(|errno| Error::Kernel {
-        doing: "cannot look at the memory of a machine",
-        source: errno.into(),
-    })?;
+    let facts =
+        rustix::fs::fstat(file).map_err(Error::kernel("cannot look at the memory of a machine"))?;
     let is_it = |mapping: &Mapping| {
         mapping.is_shared
             && mapping.inode == facts.st_ino

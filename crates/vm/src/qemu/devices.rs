@@ -2,10 +2,8 @@
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde_json::{Value, json};
 
@@ -25,11 +23,8 @@ const STATE: &str = "stillframe-state";
 
 /// A pipe whose other end QEMU has.
 pub(crate) fn pipe(qmp: &mut Qmp) -> Result<OwnedFd> {
-    let kernel = |errno: Errno| Error::Kernel {
-        doing: "cannot make a pipe",
-        source: errno.into(),
-    };
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(kernel)?;
+    let kernel = || Error::kernel("cannot make a pipe");
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(kernel())?;
     // Without the privilege for so much it takes longer.
     let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE_BYTES);
     qmp.call_along::<Value>("getfd", json!({ "fdname": STATE }), &[writer.as_fd()])?;
@@ -64,21 +59,15 @@ pub(crate) fn end(guest: &mut Guest<'_>) -> Result<()> {
 /// # Errors
 /// [`Error::Kernel`]; [`Error::Unfit`] where it is too long.
 pub(crate) fn read(from: OwnedFd, patience: Duration) -> Result<Vec<u8>> {
-    let failed = |source: std::io::Error| Error::Kernel {
-        doing: "cannot read the state of the devices",
-        source,
-    };
-    let patience = Timespec::try_from(patience).expect("it is short");
+    let failed = || Error::kernel("cannot read the state of the devices");
     let (mut state, mut from) = (Vec::new(), std::fs::File::from(from));
     let mut buffer = vec![0; 256 << 10];
     loop {
-        let mut fds = [PollFd::new(&from, PollFlags::IN)];
-        match poll(&mut fds, Some(&patience)) {
-            Ok(0) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
-            Err(Errno::INTR) => continue,
-            other => other.map_err(|errno| failed(errno.into()))?,
-        };
-        match from.read(&mut buffer).map_err(failed)? {
+        let until = Instant::now() + patience;
+        if guard::wait([Some(from.as_fd())], Some(until)).map_err(failed())? == [false] {
+            return Err(failed()(std::io::ErrorKind::TimedOut.into()));
+        }
+        match from.read(&mut buffer).map_err(failed())? {
             0 => return Ok(state),
             count => state.extend_from_slice(&buffer[..count]),
         }

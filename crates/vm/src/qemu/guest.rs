@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use store::Images;
 
 use super::qmp::Qmp;
-use super::watchdog::{Before, Watchdog, go_on, set};
+use super::watchdog::{GuestState, Watchdog, go_on, set};
 use crate::{Error, Result};
 
 /// A guest that is about to be stopped, or is; dropped, it goes on.
 pub(crate) struct Guest<'a> {
     /// Its monitor.
     pub qmp: &'a mut Qmp,
-    before: &'a Before,
+    before: &'a GuestState,
     watchdog: Watchdog,
     since: Instant,
     /// True if a migration was begun, and is not known to have ended well.
@@ -30,7 +30,7 @@ impl<'a> Guest<'a> {
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn guard(qmp: &'a mut Qmp, before: &'a Before, images: &Images) -> Result<Self> {
+    pub fn guard(qmp: &'a mut Qmp, before: &'a GuestState, images: &Images) -> Result<Self> {
         let watchdog = Watchdog::post(qmp, before, images)?;
         watchdog.stopping()?;
         Ok(Self {

@@ -7,12 +7,13 @@
 //! the files of the memory says that they are not whole yet.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
+use guard::{Channel, Helper, UndoList};
 use image::{Granule, Reader, SpaceId};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -22,7 +23,6 @@ use sys::uffd::Features;
 
 use super::block;
 use super::ram::{HUGE_BYTES, Memory};
-use super::reaper::Reaper;
 use super::record::QemuMachine;
 use super::restore::reopened;
 use super::start::QemuProcess;
@@ -35,8 +35,16 @@ const HUGE_FEATURES: Features = Features::MISSING_HUGETLBFS;
 /// Name of the process that fetches memory.
 const SERVER: &std::ffi::CStr = c"stillframe-lazy";
 
-/// Message of a server that answers faults.
-const READY: &str = "ready";
+/// The only message of a server.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Begun {
+    /// True if it answers faults.
+    #[prost(bool, tag = "1")]
+    is_ready: bool,
+    /// Why it does not.
+    #[prost(string, tag = "2")]
+    why: String,
+}
 
 /// Tells whether all of a file of memory is there: a save would take what is not for zeros.
 ///
@@ -71,40 +79,28 @@ pub(crate) fn leave_server(
     machine: &QemuMachine,
     reader: &Arc<Reader>,
 ) -> Result<()> {
-    let mut lazy = Some(Lazy::of(started, memory, machine)?);
-    let (mut said, say) = pipe()?;
+    let lazy = Lazy::of(started, memory, machine)?;
     let open_files = reader.descriptors();
     let open_files = open_files.ok_or_else(|| {
         Error::Unfit("memory comes later only of an image in a directory".to_owned())
     })?;
-    log::logger().flush();
-    let own = lazy.iter().flat_map(Lazy::numbers);
-    let files = open_files.iter().map(|file| file.as_raw_fd());
-    let kept = own
-        .chain(files)
-        .chain([say.as_raw_fd()])
-        .collect::<Vec<_>>();
-    let mut say = Some(say);
-    let left = sys::fork::daemonize(&kept, SERVER, || {
-        log::set_max_level(log::LevelFilter::Off);
-        // What is opened later must not get the numbers of what programs say.
-        let null = [(); 3].map(|()| File::open("/dev/null"));
-        if let (Some(lazy), Some(say)) = (lazy.take(), say.take()) {
-            lazy.serve(reader, say);
-        }
-        drop(null);
+    let helper = Helper::new(SERVER)
+        .keep_numbers(lazy.numbers())
+        .keep(open_files.iter().map(AsFd::as_fd));
+    let left = helper.leave(|starter| {
+        let streams = guard::standard_streams();
+        lazy.serve(reader, starter);
+        drop(streams);
     });
-    left.map_err(kernel(
-        "cannot leave a process behind that brings memory in",
-    ))?;
-    drop((lazy, say));
-    let mut text = String::new();
-    let read = said.read_to_string(&mut text);
-    read.map_err(kernel("cannot hear of the server of the memory"))?;
-    match text.as_str() {
-        READY => Ok(()),
-        "" => Err(Error::Gone("the server of the memory has died".to_owned())),
-        other => Err(Error::Gone(format!("the memory cannot be served: {other}"))),
+    let doing = "cannot leave a process behind that brings memory in";
+    let server = left.map_err(Error::kernel(doing))?;
+    let begun = server.receive::<Begun>();
+    match begun.map_err(Error::kernel("cannot hear of the server of the memory"))? {
+        Some((begun, _)) if begun.is_ready => Ok(()),
+        Some((Begun { why, .. }, _)) => {
+            Err(Error::Gone(format!("the memory cannot be served: {why}")))
+        }
+        None => Err(Error::Gone("the server of the memory has died".to_owned())),
     }
 }
 
@@ -135,7 +131,7 @@ impl Lazy {
             // QEMU has the other one's open file, and would have its lock.
             let own = reopened(file)?;
             let locked = flock(&own, FlockOperation::NonBlockingLockExclusive);
-            locked.map_err(kernel("cannot lock the memory of a machine"))?;
+            locked.map_err(Error::kernel("cannot lock the memory of a machine"))?;
             files.push(own);
         }
         regions.sort_by_key(|region| region.at);
@@ -144,7 +140,7 @@ impl Lazy {
         let log = File::options().append(true).open(&started.log);
         Ok(Self {
             target: Target { uffd, pid, regions },
-            process: process.map_err(kernel("cannot duplicate a descriptor"))?,
+            process: process.map_err(Error::kernel("cannot duplicate a descriptor"))?,
             files,
             log: log.map_err(Error::file("open", &started.log))?,
         })
@@ -160,21 +156,22 @@ impl Lazy {
         own.chain(self.files.iter().map(|file| file.as_raw_fd()))
     }
 
-    /// Brings all in; says on `say` when faults are answered, or why they are not.
-    fn serve(self, image: &Arc<Reader>, mut say: File) {
+    /// Brings all in; tells `starter` when faults are answered, or why they are not.
+    fn serve(self, image: &Arc<Reader>, starter: Channel) {
         let mut log = self.log.try_clone();
         let begun = self.begin(image);
-        let told = match &begun {
-            Ok(_) => READY.to_owned(),
-            Err(error) => sys::causes::line(error),
+        let why = begun.as_ref().err().map(|error| sys::causes::line(error));
+        let told = Begun {
+            is_ready: why.is_none(),
+            why: why.unwrap_or_default(),
         };
-        // Who restores waits for the end of it, or is gone, and the machine with it.
-        let _ = say.write_all(told.as_bytes());
-        drop(say);
+        // The restore waits for it, or is gone, and the machine with it.
+        let _ = starter.send(&told, &[]);
+        drop(starter);
         let Ok(serving) = begun else { return };
         match serving.bring_in() {
             // Where the watchdog is gone, it ends nobody.
-            Ok(true) => drop(serving.reaper.dismiss()),
+            Ok(true) => drop(serving.undo.dismiss()),
             Ok(false) => {}
             Err(error) => {
                 let told = sys::causes::line(&error);
@@ -188,8 +185,10 @@ impl Lazy {
     fn begin(self, image: &Arc<Reader>) -> Result<LazyService> {
         let held = self.files.iter().map(OwnedFd::as_fd);
         let held = held.chain([self.target.uffd.as_fd()]);
-        let reaper = Reaper::post_holding(&held.collect::<Vec<_>>())?;
-        reaper.watch(self.process.as_fd())?;
+        let undo = UndoList::start(&held.collect::<Vec<_>>());
+        let undo = undo.map_err(Error::kernel("cannot post a watchdog"))?;
+        let added = undo.add_process(self.process.as_fd());
+        added.map_err(Error::untold)?;
         let options = Options {
             unregister: false,
             poison: false,
@@ -197,7 +196,7 @@ impl Lazy {
         };
         let metrics = Arc::new(Metrics::new());
         Ok(LazyService {
-            reaper,
+            undo,
             session: Session::begin(self.target, image.clone(), options, metrics)?,
             process: self.process,
             _files: self.files,
@@ -207,8 +206,8 @@ impl Lazy {
 
 /// A machine whose memory is being brought in.
 struct LazyService {
-    /// The reaper, which ends it when this is gone.
-    reaper: Reaper,
+    /// Who ends it when this is gone.
+    undo: UndoList,
     session: Session,
     process: OwnedFd,
     _files: Vec<OwnedFd>,
@@ -247,13 +246,6 @@ impl LazyService {
 }
 
 fn pipe() -> Result<(File, File)> {
-    let made = pipe_with(PipeFlags::CLOEXEC).map_err(kernel("cannot make a pipe"))?;
+    let made = pipe_with(PipeFlags::CLOEXEC).map_err(Error::kernel("cannot make a pipe"))?;
     Ok((made.0.into(), made.1.into()))
-}
-
-fn kernel<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Error {
-    move |source| Error::Kernel {
-        doing,
-        source: source.into(),
-    }
 }

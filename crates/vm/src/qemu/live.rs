@@ -73,10 +73,7 @@ fn attempt(
     let (writer, mut record) = begin_with(options, machine, watch)?;
     let (id, pid) = (writer.id(), machine.pid);
     let again = machine.qmp.duplicate();
-    let mut again = again.map_err(|source| Error::Kernel {
-        doing: "cannot duplicate a descriptor",
-        source,
-    })?;
+    let mut again = again.map_err(Error::kernel("cannot duplicate a descriptor"))?;
     let mut disks = find_disks(options, machine)?;
     let guest = Guest::guard(&mut machine.qmp, &machine.before, &options.images)?;
     set(guest.qmp, &machine.capabilities)?;

@@ -13,7 +13,7 @@ use super::plugged::{self, Device, PLACES};
 use super::qmp::{self, Qmp, Version};
 use super::record::QemuMachine;
 use super::user::QemuUser;
-use super::watchdog::Before;
+use super::watchdog::GuestState;
 use super::{command, processors};
 use crate::{Error, Result};
 
@@ -41,9 +41,9 @@ const NETWORK: &str = "info network";
 pub(crate) struct Machine {
     pub qmp: Qmp,
     pub pid: i32,
-    /// The state that the guest resumes with.
-    pub before: Before,
-    /// Capabilities of its migration for the save.
+    /// What it becomes again when it goes on.
+    pub before: GuestState,
+    /// What its migration is set to for the save.
     pub capabilities: Vec<(String, bool)>,
     pub blocks: Vec<Block>,
     /// The machine's record, without its spaces and disks.
@@ -69,11 +69,8 @@ impl Machine {
     /// [`Error::Unfit`] where it cannot be saved; [`Error::Gone`], [`Error::Monitor`].
     pub fn look(socket: &Path, patience: Duration) -> Result<Self> {
         let (qmp, version) = Qmp::reach(socket, patience, patience.min(GREETING))?;
-        let kernel = |source| Error::Kernel {
-            doing: "cannot tell which process QEMU is",
-            source,
-        };
-        let pid = qmp.peer().map_err(kernel)?;
+        let kernel = || Error::kernel("cannot tell which process QEMU is");
+        let pid = qmp.peer().map_err(kernel())?;
         Self::of(qmp, version, pid).map_err(|error| unless_ended(error, pid))
     }
 
@@ -108,7 +105,7 @@ impl Machine {
         Ok(Self {
             qmp,
             pid,
-            before: Before {
+            before: GuestState {
                 ran,
                 capabilities: before,
             },

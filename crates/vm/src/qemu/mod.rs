@@ -22,7 +22,6 @@ mod processors;
 mod qcow2;
 mod qmp;
 mod ram;
-mod reaper;
 pub(crate) mod record;
 mod restore;
 mod round;
@@ -36,8 +35,8 @@ mod watch;
 mod watchdog;
 
 pub use disks::Overlay;
+pub use guard::Mount;
 pub use qmp::{PATIENCE, Qmp, Version};
-pub use reaper::Mount;
 pub use record::is_of_qemu;
 pub use restore::{Moment, Observer, RestoreMode, RestoreOptions, RestoredMachine, look, restore};
 pub use save::{SaveKind, SaveOptions, SaveSummary, save};

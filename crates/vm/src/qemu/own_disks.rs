@@ -8,6 +8,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use abi::{Addr, PAGE_BYTES};
+use guard::UndoList;
 use image::{Reader, SpaceId};
 use pages::{Extent, sink};
 use rustix::fs::{Timespec, Timestamps};
@@ -17,7 +18,6 @@ use sys::new_file::NewFile;
 use super::disk_words::AssignedDisk;
 use super::disks::written_ns;
 use super::qcow2::{self, BackingFile};
-use super::reaper::Reaper;
 use super::record::{QemuDisk, QemuDiskFile, QemuMachine};
 use super::user;
 use crate::{Error, Result};
@@ -101,12 +101,12 @@ impl OwnDisks {
         &self.folder
     }
 
-    /// Makes the disks of a machine of this name, which the reaper of the machine removes if this
+    /// Makes the disks of a machine of this name, which go if this
     /// process dies.
     ///
     /// # Errors
     /// [`Error::Unfit`] where there is such a disk already; [`Error::File`].
-    pub fn make(&self, name: &str, reaper: &Reaper) -> Result<MachineDisks> {
+    pub fn make(&self, name: &str, undo: &UndoList) -> Result<MachineDisks> {
         let mut own = MachineDisks::default();
         for (disk, number) in self.all.iter().zip(1..) {
             if !disk.is_written {
@@ -122,7 +122,8 @@ impl OwnDisks {
             let written = qcow2::write_overlay(&new.file, disk.virtual_bytes, backing);
             written.map_err(Error::file("write", &path))?;
             user::give(&new.file, &path, self.user.as_ref())?;
-            reaper.clear(new.file.as_fd(), &path)?;
+            undo.add_file(new.file.as_fd(), &path)
+                .map_err(Error::untold)?;
             new.name().map_err(taken(&path))?;
             own.made.push(path.clone());
             own.given.push(disk.given(path, "qcow2"));
@@ -241,10 +242,9 @@ fn fill(
     let placed = pages::place(reader, &[whole])?;
     let pages = placed.iter().map(|piece| u64::from(piece.pages));
     let total = pages.sum::<u64>() * PAGE_BYTES;
-    let again = made.try_clone().map_err(|source| Error::Kernel {
-        doing: "cannot duplicate a descriptor",
-        source,
-    })?;
+    let again = made
+        .try_clone()
+        .map_err(Error::kernel("cannot duplicate a descriptor"))?;
     let sink = sink::Object::new(again.into());
     pages::fill(reader, &placed, &sink, &|done| progress(done, total))?;
     Ok(())

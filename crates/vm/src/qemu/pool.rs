@@ -2,23 +2,22 @@
 //! out of the pool pays for nothing else.
 //!
 //! The keeper of the template has them: of each its process, the connection to its monitor, and
-//! the line to a reaper of its own, which ends it when nobody has that line any more.
+//! the channel to its undo list, which ends it when nobody has that channel any more.
 
 use std::ffi::CStr;
-use std::fs::File;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use guard::{Helper, UndoList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::own_disks::{MachineDisks, OwnDisks};
 use super::ram::Memory;
-use super::reaper::Reaper;
-use super::restore::{Batch, NumberedMachine};
+use super::restore::{Batch, NumberedMachine, undo_list};
 use super::start::QemuProcess;
 use super::template::{Keeper, Pooled};
 use crate::{Error, Result};
@@ -58,13 +57,13 @@ fn key(batch: &Batch<'_>) -> u64 {
     hasher.finish()
 }
 
-/// Takes at most `count` machines out of the pool, each with the reaper that ends it if this
+/// Takes at most `count` machines out of the pool, each with the list that ends it if this
 /// process does.
 pub(crate) fn take(
     keeper: &Keeper,
     batch: &Batch<'_>,
     count: u32,
-) -> Vec<(NumberedMachine, Reaper)> {
+) -> Vec<(NumberedMachine, UndoList)> {
     let key = key(batch);
     let mut taken = Vec::new();
     while taken.len() < count as usize {
@@ -72,9 +71,9 @@ pub(crate) fn take(
             break;
         };
         match understood(pooled) {
-            Some((mut one, reaper)) => {
+            Some((mut one, undo)) => {
                 one.started.set_patience(batch.patience);
-                taken.push((one, reaper));
+                taken.push((one, undo));
             }
             // It has ended since.
             None => log::info!("a machine of the pool is gone"),
@@ -83,7 +82,7 @@ pub(crate) fn take(
     taken
 }
 
-fn understood(pooled: Pooled) -> Option<(NumberedMachine, Reaper)> {
+fn understood(pooled: Pooled) -> Option<(NumberedMachine, UndoList)> {
     let about = serde_json::from_slice::<About>(&pooled.about).ok()?;
     let [process, qmp, line] = <[OwnedFd; 3]>::try_from(pooled.rights).ok()?;
     let has_ended = PollFd::new(&process, PollFlags::IN);
@@ -102,7 +101,7 @@ fn understood(pooled: Pooled) -> Option<(NumberedMachine, Reaper)> {
         name: about.name,
         started,
     };
-    Some((clone, Reaper::of(line)))
+    Some((clone, UndoList::of(line.into())))
 }
 
 /// Starts machines until `wanted` wait in the pool.
@@ -119,7 +118,7 @@ pub(crate) fn fill_whole(
     let mut put = 0;
     let filled = fill(batch, memory, keeper, wanted, &mut put);
     if filled.is_err() {
-        // Whoever is not kept by anybody is ended by the reaper.
+        // Its undo list ends a machine that nobody keeps.
         (0..put).for_each(|_| drop(keeper.take(key(batch))));
     }
     filled
@@ -137,8 +136,8 @@ fn fill(
     let key = key(batch);
     while keeper.pooled(key).ok_or_else(gone)? < wanted.into() {
         let number = keeper.numbers(1).ok_or_else(gone)?;
-        let reaper = Reaper::post()?;
-        let mut clone = batch.start(number, memory, &reaper)?;
+        let undo = undo_list()?;
+        let mut clone = batch.start(number, memory, &undo)?;
         clone.started.greet(batch.machine)?;
         let about = About {
             number,
@@ -152,11 +151,8 @@ fn fill(
         let own = [clone.started.process(), clone.started.monitor()];
         let rights = own.map(|right| right.try_clone_to_owned());
         let rights = rights.into_iter().collect::<std::io::Result<Vec<_>>>();
-        let mut rights = rights.map_err(|source| Error::Kernel {
-            doing: "cannot duplicate a descriptor",
-            source,
-        })?;
-        rights.push(reaper.into_line());
+        let mut rights = rights.map_err(Error::kernel("cannot duplicate a descriptor"))?;
+        rights.push(undo.into_channel().into());
         let pooled = Pooled {
             key,
             about: serde_json::to_vec(&about).expect("it is plain"),
@@ -179,20 +175,15 @@ pub(crate) fn fill_behind(
     keeper: &Keeper,
     wanted: u32,
 ) -> Result<()> {
-    let own = memory.iter().map(|file| file.2.as_raw_fd());
-    let more = [batch.state.as_raw_fd(), keeper.line().as_raw_fd()];
-    let kept = own.chain(more).collect::<Vec<_>>();
-    log::logger().flush();
-    let left = sys::fork::daemonize(&kept, FILLER, || {
-        log::set_max_level(log::LevelFilter::Off);
-        // What is opened later must not get the numbers of what programs say.
+    let helper = Helper::new(FILLER)
+        .keep(memory.iter().map(|file| file.2.as_fd()))
+        .keep([batch.state.as_fd(), keeper.line()]);
+    let left = helper.leave_alone(|| {
         std::thread::sleep(COURTESY);
-        let null = [(); 3].map(|()| File::open("/dev/null"));
+        let streams = guard::standard_streams();
         let _ = fill(batch, memory, keeper, wanted, &mut 0);
-        drop(null);
+        drop(streams);
     });
-    left.map_err(|source| Error::Kernel {
-        doing: "cannot leave a process behind that fills the pool",
-        source,
-    })
+    let doing = "cannot leave a process behind that fills the pool";
+    left.map_err(Error::kernel(doing))
 }

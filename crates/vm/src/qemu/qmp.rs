@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -478,16 +477,10 @@ impl Qmp {
     }
 
     fn wait(&self, deadline: Instant) -> Result<()> {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        loop {
-            let rest = deadline.saturating_duration_since(Instant::now());
-            let rest = Timespec::try_from(rest).expect("a deadline is near");
-            match poll(&mut fds, Some(&rest)) {
-                Ok(0) => return Err(self.failed("it does not answer")),
-                Err(Errno::INTR) => {}
-                Ok(_) => return Ok(()),
-                Err(errno) => return Err(self.gone(&errno.to_string())),
-            }
+        match guard::wait([Some(self.socket.as_fd())], Some(deadline)) {
+            Ok([false]) => Err(self.failed("it does not answer")),
+            Ok([true]) => Ok(()),
+            Err(error) => Err(self.gone(&error.to_string())),
         }
     }
 

@@ -57,10 +57,7 @@ fn files(
 ) -> Result<Memory> {
     let file = |block: &QemuBlock| {
         let bytes = bytes_of(reader, block);
-        let file = make(block, bytes).map_err(|source| Error::Kernel {
-            doing: "cannot make memory for a machine",
-            source,
-        })?;
+        let file = make(block, bytes).map_err(Error::kernel("cannot make memory for a machine"))?;
         Ok((block.backend.clone(), bytes, file))
     };
     machine.blocks.iter().map(file).collect()
@@ -124,20 +121,17 @@ fn fill_file(
     placed: &[Placement],
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<u64> {
-    let failed = |source| Error::Kernel {
-        doing: "cannot have the memory of a machine at hand",
-        source,
-    };
+    let failed = || Error::kernel("cannot have the memory of a machine at hand");
     let fill = |placed: &[Placement], sink: &dyn Sink| {
         let filled = pages::fill(reader, placed, sink, progress)?;
         Ok(filled.pages * PAGE_BYTES)
     };
     if block::page_bytes(file)? == PAGE_BYTES {
-        let file = file.try_clone().map_err(failed)?;
+        let file = file.try_clone().map_err(failed())?;
         return fill(placed, &sink::Object::new(file));
     }
     // write(2) does not write to huge pages.
-    let mapped = Mapped::new(file.as_fd(), *bytes as usize).map_err(failed)?;
+    let mapped = Mapped::new(file.as_fd(), *bytes as usize).map_err(failed())?;
     let placed = placed.iter().map(|piece| Placement {
         at: piece.at.plus(mapped.start()),
         ..*piece

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use guard::{Mount, UndoList};
 use image::{ImageId, Reader};
 use rustix::fs::{Mode, OFlags};
 use store::Images;
@@ -16,7 +17,6 @@ use sys::launch::User;
 use super::line::{CommandLine, line};
 use super::own_disks::{MachineDisks, OwnDisks};
 use super::ram::{self, Memory};
-use super::reaper::{Mount, Reaper};
 use super::record::{MachineState, QemuMachine};
 use super::start::{self, Plan, QemuProcess};
 use super::template::{self, Keeper};
@@ -127,9 +127,9 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     let environment = start::environment(&options.environment)?;
     let user = user::of_restored(&machine, options.command.is_empty())?;
     let disks = own_disks(options, &reader, &machine, user.as_ref(), observer)?;
-    let reaper = Reaper::post()?;
+    let undo = undo_list()?;
     if let Some(volume) = &options.volume {
-        reaper.unmount(volume)?;
+        undo.add_mount(volume).map_err(Error::untold)?;
     }
     let state = self::state(&state)?;
     let memories = Memories::of(options, &reader, &machine)?;
@@ -147,7 +147,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
         patience: options.patience,
         machine: &machine,
     };
-    let (mut machines, reapers) = memories.pooled(options, &batch);
+    let (mut machines, others) = memories.pooled(options, &batch);
     let fresh = options.clones - machines.len() as u32;
     let first = memories.numbers(options, fresh);
     let progress = |done, total| observer.progress(done, total);
@@ -157,7 +157,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
         let mut started = Vec::new();
         for number in 0..fresh {
             let memory = memories.of_machine(number);
-            started.push(batch.start(first + number, memory, &reaper)?);
+            started.push(batch.start(first + number, memory, &undo)?);
         }
         for one in &mut started {
             one.started.greet(&machine)?;
@@ -170,8 +170,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     memories.leave_servers(options, &reader, &machine, &machines)?;
     set_running(&mut machines, &machine, observer)?;
     memories.keep(options, &reader, &machines);
-    reaper.dismiss()?;
-    reapers.iter().try_for_each(Reaper::dismiss)?;
+    dismiss(undo, others)?;
     let restored: Vec<_> = machines.into_iter().map(NumberedMachine::leave).collect();
     log::info!("{} machines run: {restored:?}", restored.len());
     provide(options, &batch, &memories, reader.id())?;
@@ -182,6 +181,21 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
         }
     }
     Ok(restored)
+}
+
+/// Starts the helper that ends machines if this process dies, from a process that has one thread.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn undo_list() -> Result<UndoList> {
+    UndoList::start(&[]).map_err(Error::kernel("cannot post a watchdog"))
+}
+
+/// Leaves machines to themselves.
+fn dismiss(one: UndoList, others: Vec<UndoList>) -> Result<()> {
+    let mut lists = std::iter::once(one).chain(others);
+    let dismissed = lists.try_for_each(UndoList::dismiss);
+    dismissed.map_err(Error::untold)
 }
 
 /// Looks whether machines can be started of an image, as far as that can be told before anything is
@@ -251,13 +265,13 @@ impl Batch<'_> {
     ///
     /// # Errors
     /// Those of [`QemuProcess::new`].
-    pub fn start(&self, number: u32, memory: &Memory, reaper: &Reaper) -> Result<NumberedMachine> {
+    pub fn start(&self, number: u32, memory: &Memory, undo: &UndoList) -> Result<NumberedMachine> {
         let name = name_of(self.pattern, number);
         let state = reopened(self.state)?;
         let mut words = command::fill_in(&self.line.words, number, &name);
         let mut own = MachineDisks::default();
         if let Some(disks) = self.disks {
-            own = disks.make(&name, reaper)?;
+            own = disks.make(&name, undo)?;
             let changed = match self.is_recorded {
                 true => disk_words::replace(&words, &self.line.folder, &own.given),
                 false => disk_words::fill_in(&words, &own.given),
@@ -277,7 +291,7 @@ impl Batch<'_> {
             private: self.private,
             patience: self.patience,
         };
-        let started = QemuProcess::new(&plan, own, &state, reaper)?;
+        let started = QemuProcess::new(&plan, own, &state, undo)?;
         Ok(NumberedMachine {
             number,
             name,
@@ -388,12 +402,12 @@ impl Memories {
         }
     }
 
-    /// Machines that wait for this, and their reapers.
+    /// Machines that wait for this, and what ends them.
     fn pooled(
         &self,
         options: &RestoreOptions,
         batch: &Batch<'_>,
-    ) -> (Vec<NumberedMachine>, Vec<Reaper>) {
+    ) -> (Vec<NumberedMachine>, Vec<UndoList>) {
         let keeper = self.keeper.as_ref().filter(|_| options.pool > 0);
         let taken = keeper.map(|keeper| pool::take(keeper, batch, options.clones));
         taken.into_iter().flatten().unzip()
@@ -518,15 +532,12 @@ fn name_of(pattern: Option<&str>, number: u32) -> String {
 
 /// The state of devices in a file that QEMU can read.
 fn state(bytes: &[u8]) -> Result<OwnedFd> {
-    let failed = |source: std::io::Error| Error::Kernel {
-        doing: "cannot keep the state of the devices",
-        source,
-    };
+    let doing = "cannot keep the state of the devices";
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file = rustix::fs::memfd_create("stillframe-state", flags);
-    let file = file.map_err(|errno| failed(errno.into()))?;
+    let file = file.map_err(Error::kernel(doing))?;
     let mut writer = fs::File::from(file);
-    std::io::Write::write_all(&mut writer, bytes).map_err(failed)?;
+    std::io::Write::write_all(&mut writer, bytes).map_err(Error::kernel(doing))?;
     Ok(writer.into())
 }
 

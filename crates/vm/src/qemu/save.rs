@@ -344,10 +344,10 @@ pub(crate) fn knowing(
 /// The files of the blocks, with the holes that they have now.
 pub(crate) fn memories(blocks: &[Block]) -> Result<Vec<Memory>> {
     let memory = |(number, block): (u32, &Block)| {
-        let file = block.file.try_clone().map_err(|source| Error::Kernel {
-            doing: "cannot duplicate a descriptor",
-            source,
-        })?;
+        let file = block
+            .file
+            .try_clone()
+            .map_err(Error::kernel("cannot duplicate a descriptor"))?;
         let space = SpaceId(number);
         Ok(Memory::new(file, space, block.pages, block.offset_bytes))
     };

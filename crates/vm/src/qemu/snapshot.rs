@@ -109,7 +109,7 @@ impl Snapshot {
             let file = block
                 .file
                 .try_clone()
-                .map_err(kernel("cannot duplicate a descriptor"))?;
+                .map_err(Error::kernel("cannot duplicate a descriptor"))?;
             regions.push(Region {
                 object: Object::new(file),
                 offset_bytes: block.offset_bytes,
@@ -117,10 +117,10 @@ impl Snapshot {
                 block_bytes: page_bytes.max(BLOCK_BYTES),
             });
             let registered = uffd.register(block.span(), Modes::WP);
-            registered.map_err(kernel("cannot watch the memory of QEMU"))?;
+            registered.map_err(Error::kernel("cannot watch the memory of QEMU"))?;
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(kernel("cannot make an eventfd"))?;
+        let wake = eventfd(0, flags).map_err(Error::kernel("cannot make an eventfd"))?;
         Ok(Self {
             uffd,
             regions,
@@ -160,7 +160,7 @@ impl Snapshot {
     fn protect(&self, spans: &[Span]) -> Result<()> {
         for span in spans {
             let protected = self.retry(|| self.uffd.write_protect(*span, true));
-            protected.map_err(kernel("cannot write-protect the memory of QEMU"))?;
+            protected.map_err(Error::kernel("cannot write-protect the memory of QEMU"))?;
         }
         Ok(())
     }
@@ -477,13 +477,6 @@ impl Source for RegionSource<'_> {
             }
         }
         Ok(())
-    }
-}
-
-fn kernel<E: Into<std::io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Error {
-    move |source| Error::Kernel {
-        doing,
-        source: source.into(),
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use guard::UndoList;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::SocketType;
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
@@ -21,7 +22,6 @@ use super::command::{self, Change, Memory};
 use super::own_disks::MachineDisks;
 use super::processors;
 use super::qmp::{Qmp, Version};
-use super::reaper::Reaper;
 use super::record::QemuMachine;
 use super::watchdog::set;
 use crate::{Error, Result};
@@ -84,7 +84,7 @@ impl QemuProcess {
         plan: &Plan<'_>,
         disks: MachineDisks,
         state: &OwnedFd,
-        reaper: &Reaper,
+        undo: &UndoList,
     ) -> Result<Self> {
         let socket = plan.sockets.join(format!("{}.qmp", plan.name));
         let listener =
@@ -95,8 +95,8 @@ impl QemuProcess {
                 Failure::Call(doing, errno) => Error::file(doing, &socket)(errno),
             })?;
         let listens = MonitorSocket { socket, listener };
-        listens.clear_with(reaper)?;
-        Self::at(&listens, plan, disks, state, reaper).inspect_err(|_| {
+        listens.clear_with(undo)?;
+        Self::at(&listens, plan, disks, state, undo).inspect_err(|_| {
             let _ = fs::remove_file(&listens.socket);
         })
     }
@@ -106,7 +106,7 @@ impl QemuProcess {
         plan: &Plan<'_>,
         disks: MachineDisks,
         state: &OwnedFd,
-        reaper: &Reaper,
+        undo: &UndoList,
     ) -> Result<Self> {
         let MonitorSocket { socket, listener } = listens;
         let log = plan.sockets.join(format!("{}.log", plan.name));
@@ -127,7 +127,7 @@ impl QemuProcess {
         };
         let words = command::change(&plan.words, &how).map_err(Error::Unfit)?;
         log::debug!("{}: {words:?}", plan.name);
-        let launched = launch(plan, &words, listener, &said, state, reaper)?;
+        let launched = launch(plan, &words, listener, &said, state, undo)?;
         Ok(Self {
             launched: Some(launched),
             qmp,
@@ -314,11 +314,12 @@ struct MonitorSocket {
 
 impl MonitorSocket {
     /// Has the name of the socket removed if this process dies.
-    fn clear_with(&self, reaper: &Reaper) -> Result<()> {
+    fn clear_with(&self, undo: &UndoList) -> Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(&self.socket, flags, Mode::empty());
         let file = file.map_err(Error::file("look at", &self.socket))?;
-        reaper.clear(file.as_fd(), &self.socket)
+        let added = undo.add_file(file.as_fd(), &self.socket);
+        added.map_err(Error::untold)
     }
 }
 
@@ -339,7 +340,7 @@ fn launch(
     listener: &OwnedFd,
     said: &File,
     state: &OwnedFd,
-    reaper: &Reaper,
+    undo: &UndoList,
 ) -> Result<Launched> {
     let text = |text: &[u8]| {
         let text = CString::new(text);
@@ -363,11 +364,8 @@ fn launch(
         listener: Some(listener.as_fd()),
         user: plan.user,
     };
-    let held = launch::hold(&program).map_err(|source| Error::Kernel {
-        doing: "cannot make a process",
-        source,
-    })?;
-    reaper.watch(held.process())?;
+    let held = launch::hold(&program).map_err(Error::kernel("cannot make a process"))?;
+    undo.add_process(held.process()).map_err(Error::untold)?;
     held.go().map_err(Error::file("execute", plan.program))
 }
 

@@ -7,43 +7,77 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use guard::{Channel, Helper, Packet};
 use image::ImageId;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::SealFlags;
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
-};
+use rustix::net::SocketType;
 use sys::listener::{Failure, listen_at};
-use sys::socket::{self, Along, RIGHTS_MAX};
+use sys::socket::RIGHTS_MAX;
 
 use crate::{Error, Result};
 
 /// How long a keeper is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a keeper is asked for: the files; to count machines; how it is; to end, and that only if it
-/// has no machines. Of its pool: a machine; to take one; how many there are; numbers for new ones.
-const GET: u8 = b'g';
-const COUNT: u8 = b'c';
-const LIST: u8 = b'l';
-const DROP: u8 = b'd';
-const END_UNUSED: u8 = b'u';
-const TAKE: u8 = b't';
-const PUT: u8 = b'p';
-const POOLED: u8 = b'q';
-const NUMBERS: u8 = b'n';
+/// A message to a keeper, and its answer, which is of the same kind.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Message {
+    #[prost(enumeration = "MessageKind", tag = "1")]
+    kind: i32,
+    /// What machines of the pool are for, or how many of them there are; numbers of machines.
+    #[prost(uint64, tag = "2")]
+    number: u64,
+    /// A machine of the pool.
+    #[prost(bytes = "vec", tag = "3")]
+    about: Vec<u8>,
+    /// Of a template: how much memory it takes, how many machines map it, for how long it has been
+    /// there.
+    #[prost(uint64, tag = "4")]
+    bytes: u64,
+    #[prost(uint64, tag = "5")]
+    machines: u64,
+    #[prost(uint64, tag = "6")]
+    seconds: u64,
+}
 
-/// The longest message.
-const MESSAGE_BYTES: usize = 64 << 10;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+enum MessageKind {
+    Unknown = 0,
+    /// The files are wanted.
+    Files = 1,
+    /// Machines, as pidfds, map it; no answer.
+    Count = 2,
+    /// Its state is wanted.
+    List = 3,
+    /// It is to end.
+    End = 4,
+    /// It is to end if it has no machines.
+    EndUnused = 5,
+    /// A machine of the pool is wanted.
+    Take = 6,
+    /// A machine is put into the pool.
+    Put = 7,
+    /// The number of machines in the pool is wanted.
+    Pooled = 8,
+    /// Numbers for new machines are wanted.
+    Numbers = 9,
+}
 
-/// The longest message to a keeper.
-const ABOUT_MAX_BYTES: usize = 16 << 10;
+impl Message {
+    fn of(kind: MessageKind, number: u64) -> Self {
+        Self {
+            kind: kind as i32,
+            number,
+            ..Self::default()
+        }
+    }
+}
 
 /// Seals of a file that nobody can change any more.
 const SEALS: SealFlags = SealFlags::WRITE
@@ -76,7 +110,7 @@ pub(crate) struct Pooled {
     pub key: u64,
     /// What has to be known of it.
     pub about: Vec<u8>,
-    /// Its process, its monitor, the line to its reaper.
+    /// Its process, its monitor, the channel to its undo list.
     pub rights: Vec<OwnedFd>,
 }
 
@@ -87,17 +121,14 @@ pub(crate) struct Pooled {
 pub(crate) fn seal(files: &[File]) -> Result<()> {
     for (.., file) in files {
         let sealed = rustix::fs::fcntl_add_seals(file, SEALS);
-        sealed.map_err(|errno| Error::Kernel {
-            doing: "cannot seal the memory of machines",
-            source: errno.into(),
-        })?;
+        sealed.map_err(Error::kernel("cannot seal the memory of machines"))?;
     }
     Ok(())
 }
 
 /// A connection to a keeper.
 #[derive(Debug)]
-pub(crate) struct Keeper(OwnedFd);
+pub(crate) struct Keeper(Channel);
 
 impl Keeper {
     /// Connects to the keeper of an image, if there is one.
@@ -106,19 +137,15 @@ impl Keeper {
     }
 
     fn at(path: &Path) -> Option<Self> {
-        let address = SocketAddrUnix::new(path).ok()?;
-        let kind = SocketType::SEQPACKET;
-        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).ok()?;
-        connect(&socket, &address).ok()?;
-        let peer = sockopt::socket_peercred(&socket).ok()?;
-        // What somebody else keeps may be anything.
-        (peer.uid == rustix::process::geteuid()).then_some(Self(socket))
+        // Files that another user keeps may hold anything.
+        let channel = Channel::connect(path).ok()??;
+        channel.set_patience(PATIENCE).ok()?;
+        Some(Self(channel))
     }
 
     /// The files of the template, if they are what the image needs: names and lengths in `wanted`.
     pub fn files(&self, wanted: &[(String, u64)]) -> Option<Vec<File>> {
-        self.send(&[GET], &[]).ok()?;
-        let (_, files) = self.receive().ok()?;
+        let (_, files) = self.ask(MessageKind::Files, 0)?;
         let fits = |(file, (_, bytes)): (&OwnedFd, &(String, u64))| {
             let length = rustix::fs::fstat(file).map(|it| it.st_size.cast_unsigned());
             let seals = rustix::fs::fcntl_get_seals(file);
@@ -132,7 +159,7 @@ impl Keeper {
     /// Has machines counted.
     pub fn count(&self, machines: &[BorrowedFd<'_>]) {
         for some in machines.chunks(RIGHTS_MAX) {
-            if let Err(error) = self.send(&[COUNT], some) {
+            if let Err(error) = self.0.send(&Message::of(MessageKind::Count, 0), some) {
                 log::warn!("the keeper of the template is gone: {error}");
             }
         }
@@ -140,10 +167,8 @@ impl Keeper {
 
     /// Takes a machine out of the pool.
     pub fn take(&self, key: u64) -> Option<Pooled> {
-        self.send(&with(TAKE, key), &[]).ok()?;
-        let (bytes, rights) = self.receive().ok()?;
-        let about = bytes.get(1..).filter(|about| !about.is_empty())?.to_vec();
-        Some(Pooled { key, about, rights })
+        let (Message { about, .. }, rights) = self.ask(MessageKind::Take, key)?;
+        (!about.is_empty()).then_some(Pooled { key, about, rights })
     }
 
     /// Puts one into the pool.
@@ -151,63 +176,40 @@ impl Keeper {
     /// # Errors
     /// Those of the connection.
     pub fn put(&self, pooled: &Pooled) -> io::Result<()> {
-        let rights = pooled.rights.iter().map(|right| right.as_fd());
-        let what = [&with(PUT, pooled.key)[..], &pooled.about].concat();
-        self.send(&what, &rights.collect::<Vec<_>>())?;
-        self.receive().map(drop)
+        let rights = pooled.rights.iter().map(AsFd::as_fd);
+        let put = Message {
+            about: pooled.about.clone(),
+            ..Message::of(MessageKind::Put, pooled.key)
+        };
+        let put = self.0.ask::<Message>(&put, &rights.collect::<Vec<_>>());
+        put.map(drop)
     }
 
     /// How many there are.
     pub fn pooled(&self, key: u64) -> Option<u64> {
-        self.ask(&with(POOLED, key))
+        Some(self.ask(MessageKind::Pooled, key)?.0.number)
     }
 
     /// The first of so many numbers that no other machine gets.
     pub fn numbers(&self, count: u32) -> Option<u32> {
-        self.ask(&with(NUMBERS, count.into()))?.try_into().ok()
+        let (answer, _) = self.ask(MessageKind::Numbers, count.into())?;
+        answer.number.try_into().ok()
     }
 
     /// Has it end, if nobody has machines of it.
     pub fn end_unused(&self) {
         // Where it has ended, there is nothing to be done.
-        let _ = self.send(&[END_UNUSED], &[]).and_then(|()| self.receive());
+        let _ = self.ask(MessageKind::EndUnused, 0);
     }
 
-    fn ask(&self, what: &[u8]) -> Option<u64> {
-        self.send(what, &[]).ok()?;
-        let (bytes, _) = self.receive().ok()?;
-        Some(u64::from_ne_bytes(bytes.get(1..9)?.try_into().ok()?))
+    fn ask(&self, kind: MessageKind, number: u64) -> Option<Packet<Message>> {
+        self.0.ask(&Message::of(kind, number), &[]).ok()
     }
 
     /// The connection.
     pub fn line(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-
-    fn send(&self, what: &[u8], rights: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let along = Along {
-            rights,
-            ..Along::default()
-        };
-        socket::send(&self.0, what, along, 0).map(drop)
-    }
-
-    fn receive(&self) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-        let patience = Timespec::try_from(PATIENCE).expect("it is short");
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&patience)))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let mut bytes = vec![0; MESSAGE_BYTES];
-        let received = socket::receive(&self.0, &mut bytes, 0)?;
-        bytes.truncate(received.len);
-        Ok((bytes, received.rights))
-    }
-}
-
-/// A message with a number.
-fn with(what: u8, number: u64) -> Vec<u8> {
-    [&[what][..], &number.to_ne_bytes()].concat()
 }
 
 fn path(folder: &Path, image: &str) -> PathBuf {
@@ -233,21 +235,16 @@ pub fn templates(folder: &Path) -> Result<Vec<Template>> {
         let Some(keeper) = Keeper::at(&path) else {
             continue;
         };
-        let told = keeper.send(&[LIST], &[]).and_then(|()| keeper.receive());
-        let Ok((words, _)) = told else { continue };
-        let word = |at: usize| -> Option<u64> {
-            Some(u64::from_ne_bytes(words.get(at..at + 8)?.try_into().ok()?))
+        let Some((state, _)) = keeper.ask(MessageKind::List, 0) else {
+            continue;
         };
-        let words = [0, 8, 16, 24].map(word);
-        if let [Some(bytes), Some(machines), Some(seconds), Some(pooled)] = words {
-            all.push(Template {
-                image,
-                bytes,
-                machines,
-                age: Duration::from_secs(seconds),
-                pooled,
-            });
-        }
+        all.push(Template {
+            image,
+            bytes: state.bytes,
+            machines: state.machines,
+            age: Duration::from_secs(state.seconds),
+            pooled: state.number,
+        });
     }
     all.sort_by(|one, other| one.image.cmp(&other.image));
     Ok(all)
@@ -270,11 +267,9 @@ pub fn drop_template(folder: &Path, image: &str) -> Result<bool> {
     let Some(keeper) = Keeper::at(&path(folder, image)) else {
         return Ok(false);
     };
-    let ended = keeper.send(&[DROP], &[]).and_then(|()| keeper.receive());
-    ended.map(|_| true).map_err(|source| Error::Kernel {
-        doing: "cannot end the keeper of the template",
-        source,
-    })
+    let end = Message::of(MessageKind::End, 0);
+    let ended = keeper.0.ask::<Message>(&end, &[]).map(|_| true);
+    ended.map_err(Error::kernel("cannot end the keeper of the template"))
 }
 
 /// Leaves a process behind that keeps a template for the next restores, as long as machines live
@@ -307,15 +302,13 @@ pub(crate) fn keep(
         Err(Failure::Call(doing, errno)) => return Err(Error::file(doing, path)(errno)),
     };
     let copies = machines.iter().map(|machine| machine.try_clone_to_owned());
-    let kernel = |source| Error::Kernel {
-        doing: "cannot leave a keeper behind",
-        source,
-    };
-    let machines = copies.collect::<io::Result<Vec<_>>>().map_err(kernel)?;
-    let own = files.iter().map(|file| file.2.as_raw_fd());
-    let own = own.chain(machines.iter().map(AsRawFd::as_raw_fd));
-    let kept = own.chain([listener.as_raw_fd()]).collect::<Vec<_>>();
-    let mut keeping = Some(Keeping {
+    let kernel = || Error::kernel("cannot leave a keeper behind");
+    let machines = copies.collect::<io::Result<Vec<_>>>().map_err(kernel())?;
+    let helper = Helper::new(c"stillframe-keep")
+        .keep(files.iter().map(|file| file.2.as_fd()))
+        .keep(machines.iter().map(AsFd::as_fd))
+        .keep([listener.as_fd()]);
+    let mut keeping = Keeping {
         path,
         listener,
         connections: Vec::new(),
@@ -327,20 +320,16 @@ pub(crate) fn keep(
             next: used + 1,
             machines: VecDeque::new(),
         },
-    });
-    let left = sys::fork::daemonize(&kept, c"stillframe-keep", || {
-        if let Some(mut keeping) = keeping.take() {
-            keeping.live(files);
-        }
-    });
-    left.map_err(kernel)
+    };
+    let left = helper.leave_alone(|| keeping.live(files));
+    left.map_err(kernel())
 }
 
 /// The keeper's life.
 struct Keeping {
     path: PathBuf,
     listener: OwnedFd,
-    connections: Vec<OwnedFd>,
+    connections: Vec<Channel>,
     /// Processes that map the template.
     machines: Vec<OwnedFd>,
     begun: Instant,
@@ -350,7 +339,7 @@ struct Keeping {
     pool: Pool,
 }
 
-/// Machines that wait. Their reapers end them when this is gone.
+/// Machines that wait. Their undo lists end them when this is gone.
 struct Pool {
     /// The next one's number.
     next: u32,
@@ -358,46 +347,17 @@ struct Pool {
 }
 
 impl Pool {
-    /// Does what it is asked for, and says so.
-    fn answer(
-        &mut self,
-        (what, number): (u8, u64),
-        about: &[u8],
-        rights: Vec<OwnedFd>,
-        say: &dyn Fn(&[u8], &[BorrowedFd<'_>]) -> bool,
-    ) -> bool {
-        match what {
-            TAKE => {
-                let taken = self.take(number);
-                let about = taken.as_ref().map_or(&[][..], |taken| &taken.about);
-                let rights = taken.iter().flat_map(|taken| &taken.rights);
-                let rights = rights.map(AsFd::as_fd).collect::<Vec<_>>();
-                say(&[&[TAKE][..], about].concat(), &rights)
-            }
-            PUT => {
-                self.machines.push_back(Pooled {
-                    key: number,
-                    about: about.to_vec(),
-                    rights,
-                });
-                say(&[PUT], &[])
-            }
-            POOLED => {
-                let own = self.machines.iter().filter(|it| it.key == number);
-                say(&with(POOLED, own.count() as u64), &[])
-            }
-            _ => {
-                let first = self.next;
-                let count = u32::try_from(number).unwrap_or(u32::MAX);
-                self.next = first.saturating_add(count);
-                say(&with(NUMBERS, first.into()), &[])
-            }
-        }
-    }
-
     fn take(&mut self, key: u64) -> Option<Pooled> {
         let at = self.machines.iter().position(|it| it.key == key)?;
         self.machines.remove(at)
+    }
+
+    /// Gives the first of so many numbers.
+    fn numbers(&mut self, count: u64) -> u32 {
+        let first = self.next;
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        self.next = first.saturating_add(count);
+        first
     }
 }
 
@@ -419,18 +379,12 @@ impl Keeping {
     }
 
     /// Which of the listener, the connections and the machines have something to say.
-    fn wait(&self, rest: Duration) -> rustix::io::Result<Vec<bool>> {
-        let own = std::iter::once(&self.listener);
-        let all = own.chain(&self.connections).chain(&self.machines);
-        let mut fds = all
-            .map(|fd| PollFd::new(fd, PollFlags::IN))
-            .collect::<Vec<_>>();
-        let rest = Timespec::try_from(rest).ok();
-        match poll(&mut fds, rest.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-        Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
+    fn wait(&self, rest: Duration) -> io::Result<Vec<bool>> {
+        let own = [self.listener.as_fd()].into_iter();
+        let connections = self.connections.iter().map(AsFd::as_fd);
+        let machines = self.machines.iter().map(AsFd::as_fd);
+        let all = own.chain(connections).chain(machines).collect::<Vec<_>>();
+        guard::wait_all(&all, Instant::now().checked_add(rest))
     }
 
     /// Takes what they say; tells whether it goes on.
@@ -457,76 +411,72 @@ impl Keeping {
         }
         self.connections = left;
         if ready[0]
-            && let Ok(connection) = socket::accept(&self.listener)
-            && sockopt::socket_peercred(&connection)
-                .is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+            && let Ok(connection) = Channel::accept(&self.listener)
+            // A client that does not receive its answer holds no other one up.
+            && connection.set_nonblocking().is_ok()
         {
             self.connections.push(connection);
         }
         goes_on
     }
 
-    fn answer(&mut self, connection: &OwnedFd, files: &[File]) -> Answer {
-        let mut bytes = [0; ABOUT_MAX_BYTES];
-        let Ok(received) = socket::receive(connection, &mut bytes, 0) else {
+    fn answer(&mut self, connection: &Channel, files: &[File]) -> Answer {
+        let Ok(Some((message, rights))) = connection.receive::<Message>() else {
             return Answer::Left;
         };
-        let bytes = &bytes[..received.len.min(ABOUT_MAX_BYTES)];
-        let number = bytes.get(1..9).and_then(|it| it.try_into().ok());
-        let number = number.map_or(0, u64::from_ne_bytes);
-        let say = |bytes: &[u8], rights: &[BorrowedFd<'_>]| {
-            let along = Along {
+        let (kind, key) = (message.kind(), message.number);
+        let mut answer = Message::of(kind, 0);
+        let mut taken = None;
+        let mut with = Vec::new();
+        match kind {
+            MessageKind::Files => with.extend(files.iter().map(|file| file.2.as_fd())),
+            MessageKind::Count => {
+                self.machines.extend(rights);
+                return Answer::Said;
+            }
+            MessageKind::List => {
+                let blocks = |file: &File| rustix::fs::fstat(&file.2).map_or(0, |it| it.st_blocks);
+                answer.bytes = files.iter().map(blocks).sum::<i64>().cast_unsigned() * 512;
+                answer.machines = self.machines.len() as u64;
+                answer.seconds = self.begun.elapsed().as_secs();
+                answer.number = self.pool.machines.len() as u64;
+            }
+            MessageKind::Take => taken = self.pool.take(key),
+            MessageKind::Put => self.pool.machines.push_back(Pooled {
+                key,
+                about: message.about,
                 rights,
-                ..Along::default()
-            };
-            // Nobody who asks and does not listen holds the others up.
-            socket::send(connection, bytes, along, DONT_WAIT).is_ok()
-        };
-        let said = match (bytes.len(), bytes.first().copied().unwrap_or(0)) {
-            (_, TAKE | PUT | POOLED | NUMBERS) if bytes.len() >= 9 => {
-                self.pool
-                    .answer((bytes[0], number), &bytes[9..], received.rights, &say)
+            }),
+            MessageKind::Pooled => {
+                let own = self.pool.machines.iter().filter(|it| it.key == key);
+                answer.number = own.count() as u64;
             }
-            (1, GET) => {
-                let files = files.iter().map(|file| file.2.as_fd());
-                say(&[GET], &files.collect::<Vec<_>>())
-            }
-            (1, COUNT) => {
-                self.machines.extend(received.rights);
-                true
-            }
-            (1, LIST) => {
-                let bytes = |file: &File| {
-                    let blocks = rustix::fs::fstat(&file.2).map_or(0, |it| it.st_blocks);
-                    blocks.cast_unsigned() * 512
-                };
-                let bytes = files.iter().map(bytes).sum::<u64>();
-                let seconds = self.begun.elapsed().as_secs();
-                let pooled = self.pool.machines.len() as u64;
-                let words = [bytes, self.machines.len() as u64, seconds, pooled];
-                let words = words.iter().flat_map(|word| word.to_ne_bytes());
-                say(&words.collect::<Vec<_>>(), &[])
-            }
-            (1, END_UNUSED) if !self.machines.is_empty() || !self.pool.machines.is_empty() => {
-                say(&[END_UNUSED], &[])
-            }
-            (1, what @ (DROP | END_UNUSED)) => {
+            MessageKind::Numbers => answer.number = self.pool.numbers(key).into(),
+            MessageKind::End | MessageKind::EndUnused if self.ends(kind) => {
                 // Before it is told: whoever asks next finds nobody.
                 let _ = fs::remove_file(&self.path);
-                say(&[what], &[]);
+                let _ = connection.send(&answer, &[]);
                 return Answer::Ends;
             }
-            _ => false,
-        };
-        match said {
-            true => Answer::Said,
-            false => Answer::Left,
+            MessageKind::End | MessageKind::EndUnused => {}
+            MessageKind::Unknown => return Answer::Left,
+        }
+        if let Some(taken) = &taken {
+            answer.about.clone_from(&taken.about);
+            with.extend(taken.rights.iter().map(AsFd::as_fd));
+        }
+        match connection.send(&answer, &with) {
+            Ok(()) => Answer::Said,
+            Err(_) => Answer::Left,
         }
     }
-}
 
-/// `MSG_DONTWAIT` (send(2)).
-const DONT_WAIT: i32 = 0x40;
+    /// True if a message of this kind ends it.
+    fn ends(&self, kind: MessageKind) -> bool {
+        let is_unused = self.machines.is_empty() && self.pool.machines.is_empty();
+        kind == MessageKind::End || is_unused
+    }
+}
 
 /// What became of a connection.
 enum Answer {

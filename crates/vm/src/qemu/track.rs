@@ -166,8 +166,5 @@ impl TrackedMemory {
 }
 
 fn cannot(source: std::io::Error) -> Error {
-    Error::Kernel {
-        doing: "cannot write-protect the memory of QEMU",
-        source,
-    }
+    Error::kernel("cannot write-protect the memory of QEMU")(source)
 }

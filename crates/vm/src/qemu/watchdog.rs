@@ -7,20 +7,16 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use guard::{Channel, Child, Helper};
 use image::{ImageId, Reader};
-use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, WaitOptions, setsid, waitpid};
 use serde_json::{Value, json};
 use store::Images;
-use sys::fork::fork_for_numbers;
 
 use super::qmp::Qmp;
 use crate::{Error, Result};
@@ -31,20 +27,50 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The same of a guest that is being stopped.
 const SETTLING: Duration = Duration::from_micros(200);
 
-/// What the watchdog is told, with the id of the image after [`SEALING`], and after [`MAKING`] a
-/// file: its device, its inode, the length of its name, and that.
-const STOPPING: u8 = 1;
-const SEALING: u8 = 2;
-const DISMISSED: u8 = 3;
-const MAKING: u8 = 4;
+/// A message to the watchdog.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Message {
+    #[prost(enumeration = "MessageKind", tag = "1")]
+    kind: i32,
+    /// The id of an image.
+    #[prost(bytes = "vec", tag = "2")]
+    image: Vec<u8>,
+    /// A file: its name, its device and its inode.
+    #[prost(bytes = "vec", tag = "3")]
+    path: Vec<u8>,
+    #[prost(uint64, tag = "4")]
+    device: u64,
+    #[prost(uint64, tag = "5")]
+    inode: u64,
+}
 
-/// The longest name of a file: `PATH_MAX` (path_resolution(7)).
-const NAME_MAX_BYTES: usize = 4096;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+enum MessageKind {
+    Unknown = 0,
+    /// The guest is about to be stopped.
+    Stopping = 1,
+    /// The guest ends if this image is there.
+    Sealing = 2,
+    /// Nothing is to be done.
+    Dismissed = 3,
+    /// QEMU may be told to write to this file.
+    Making = 4,
+}
 
-/// What a guest is to become again when it goes on.
+impl Message {
+    fn of(kind: MessageKind) -> Self {
+        Self {
+            kind: kind as i32,
+            ..Self::default()
+        }
+    }
+}
+
+/// The state that a guest returns to when it goes on.
 #[derive(Clone, Debug)]
-pub(crate) struct Before {
-    /// Whether it ran.
+pub(crate) struct GuestState {
+    /// True if it ran.
     pub ran: bool,
     /// The capabilities of migration that were changed, as they were.
     pub capabilities: Vec<(String, bool)>,
@@ -52,42 +78,31 @@ pub(crate) struct Before {
 
 /// The waiting process.
 #[derive(Debug)]
-pub(crate) struct Watchdog {
-    child: Pid,
-    pipe: Option<OwnedFd>,
-}
+pub(crate) struct Watchdog(Child);
 
 impl Watchdog {
     /// Posts it, from a process that has one thread.
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn post(qmp: &Qmp, before: &Before, images: &Images) -> Result<Self> {
-        let failed = |source: io::Error| Error::Kernel {
-            doing: "cannot post a watchdog",
-            source,
-        };
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
-        let mut own = qmp.duplicate().map_err(failed)?;
-        log::logger().flush();
-        let kept = [reader.as_raw_fd(), own.as_fd().as_raw_fd()];
-        let child = fork_for_numbers(&kept, || {
-            // Nothing that ends our group may end this process.
-            let _ = setsid();
-            let told = told(&reader);
-            match told.end {
+    pub fn post(qmp: &Qmp, before: &GuestState, images: &Images) -> Result<Self> {
+        let failed = || Error::kernel("cannot post a watchdog");
+        let mut own = qmp.duplicate().map_err(failed())?;
+        let helper = Helper::new(c"stillframe-wdog").keep([own.as_fd()]);
+        let helper = helper.start(|maker| {
+            let (end, made) = hear(&maker);
+            match end {
                 End::Dismissed => return,
                 End::Sealing(id) if is_sealed(images, id) => {
                     let _ = own.insist("quit", &json!({}));
                 }
-                End::Stopped | End::Sealing(_) => let_go(&mut own, before),
+                End::Stopped | End::Sealing(_) => {
+                    let _ = go_on(&mut own, before);
+                }
             }
-            told.made.iter().for_each(|made| made.clear(&mut own));
+            made.iter().for_each(|made| made.clear(&mut own));
         });
-        Ok(Self {
-            child: child.map_err(failed)?,
-            pipe: Some(writer),
-        })
+        helper.map(Self).map_err(failed())
     }
 
     /// Says that the guest is about to be stopped.
@@ -95,10 +110,7 @@ impl Watchdog {
     /// # Errors
     /// [`Error::Kernel`] where it is gone.
     pub fn stopping(&self) -> Result<()> {
-        self.say(&[STOPPING]).map_err(|errno| Error::Kernel {
-            doing: "cannot tell the watchdog",
-            source: errno.into(),
-        })
+        self.send(&Message::of(MessageKind::Stopping))
     }
 
     /// Says that QEMU may be told to write to a file, which has no name yet: one that QEMU does not
@@ -108,13 +120,11 @@ impl Watchdog {
     /// [`Error::Kernel`] where it is gone; those of the file.
     pub fn making(&self, file: &File, path: &Path) -> Result<()> {
         let facts = file.metadata().map_err(Error::file("look at", path))?;
-        let name = path.as_os_str().as_bytes();
-        let length = name.len() as u64;
-        let numbers = [facts.dev(), facts.ino(), length].map(u64::to_ne_bytes);
-        let said = self.say(&[&[MAKING][..], &numbers.concat(), name].concat());
-        said.map_err(|errno| Error::Kernel {
-            doing: "cannot tell the watchdog",
-            source: errno.into(),
+        self.send(&Message {
+            path: path.as_os_str().as_bytes().to_vec(),
+            device: facts.dev(),
+            inode: facts.ino(),
+            ..Message::of(MessageKind::Making)
         })
     }
 
@@ -123,30 +133,21 @@ impl Watchdog {
     /// # Errors
     /// [`Error::Kernel`] where it is gone.
     pub fn sealing(&self, id: ImageId) -> Result<()> {
-        let said = self.say(&[&[SEALING][..], &id.0].concat());
-        said.map_err(|errno| Error::Kernel {
-            doing: "cannot tell the watchdog",
-            source: errno.into(),
+        self.send(&Message {
+            image: id.0.to_vec(),
+            ..Message::of(MessageKind::Sealing)
         })
     }
 
     /// Sends it away: the guest runs, or has ended.
     pub fn dismiss(&self) {
         // Where it was killed, nothing can be told.
-        let _ = self.say(&[DISMISSED]);
+        let _ = self.send(&Message::of(MessageKind::Dismissed));
     }
 
-    fn say(&self, bytes: &[u8]) -> rustix::io::Result<()> {
-        let pipe = self.pipe.as_ref().expect("only drop takes it");
-        // So few bytes are written at once.
-        rustix::io::retry_on_intr(|| rustix::io::write(pipe, bytes)).map(drop)
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        drop(self.pipe.take());
-        let _ = rustix::io::retry_on_intr(|| waitpid(Some(self.child), WaitOptions::empty()));
+    fn send(&self, message: &Message) -> Result<()> {
+        let sent = self.0.channel().send(message, &[]);
+        sent.map_err(Error::untold)
     }
 }
 
@@ -159,12 +160,6 @@ enum End {
     Stopped,
     /// The guest stands still, and ends if this image is there.
     Sealing(ImageId),
-}
-
-/// What a watchdog was told.
-struct Told {
-    end: End,
-    made: Vec<MadeFile>,
 }
 
 /// A file that was made for QEMU to write to.
@@ -187,67 +182,31 @@ impl MadeFile {
             Ok(told) if !told.to_string().contains(&*name) => {
                 let _ = fs::remove_file(&self.path);
             }
-            Ok(_) => log::warn!("a disk goes on in {}", self.path.display()),
-            Err(error) => log::warn!("{} is left: {error}", self.path.display()),
+            // A disk goes on in it, or may.
+            _ => {}
         }
     }
 }
 
-/// What is told until there is nobody who could tell more.
-fn told(pipe: &OwnedFd) -> Told {
+/// Receives messages until the other side is gone or dismisses this one: how it ended, and the
+/// files that it made for QEMU.
+fn hear(maker: &Channel) -> (End, Vec<MadeFile>) {
     let (mut end, mut made) = (End::Dismissed, Vec::new());
-    loop {
-        match next(pipe) {
-            Some(STOPPING) => end = End::Stopped,
-            Some(SEALING) => match bytes(pipe) {
-                Some(id) => end = End::Sealing(ImageId(id)),
-                None => break,
+    while let Ok(Some((message, _))) = maker.receive::<Message>() {
+        match message.kind() {
+            MessageKind::Stopping => end = End::Stopped,
+            MessageKind::Sealing => match message.image.try_into() {
+                Ok(id) => end = End::Sealing(ImageId(id)),
+                Err(_) => break,
             },
-            Some(MAKING) => match made_file(pipe) {
-                Some(file) => made.push(file),
-                None => break,
-            },
-            Some(_) => {
-                end = End::Dismissed;
-                break;
-            }
-            None => break,
+            MessageKind::Making => made.push(MadeFile {
+                path: OsString::from_vec(message.path).into(),
+                is: (message.device, message.inode),
+            }),
+            MessageKind::Dismissed | MessageKind::Unknown => return (End::Dismissed, made),
         }
     }
-    Told { end, made }
-}
-
-fn made_file(pipe: &OwnedFd) -> Option<MadeFile> {
-    let device = u64::from_ne_bytes(bytes(pipe)?);
-    let inode = u64::from_ne_bytes(bytes(pipe)?);
-    let length = usize::try_from(u64::from_ne_bytes(bytes(pipe)?)).ok()?;
-    let length = Some(length).filter(|length| *length <= NAME_MAX_BYTES)?;
-    let name = (0..length)
-        .map(|_| next(pipe))
-        .collect::<Option<Vec<_>>>()?;
-    Some(MadeFile {
-        path: OsString::from_vec(name).into(),
-        is: (device, inode),
-    })
-}
-
-fn bytes<const COUNT: usize>(pipe: &OwnedFd) -> Option<[u8; COUNT]> {
-    let mut bytes = [0; COUNT];
-    for byte in &mut bytes {
-        *byte = next(pipe)?;
-    }
-    Some(bytes)
-}
-
-fn next(pipe: &OwnedFd) -> Option<u8> {
-    let mut byte = [0];
-    loop {
-        match rustix::io::read(pipe, &mut byte) {
-            Err(Errno::INTR) => {}
-            Ok(1) => return Some(byte[0]),
-            _ => return None,
-        }
-    }
+    (end, made)
 }
 
 fn is_sealed(images: &Images, id: ImageId) -> bool {
@@ -258,19 +217,12 @@ fn is_sealed(images: &Images, id: ImageId) -> bool {
     reader.is_some_and(|reader| reader.id() == id)
 }
 
-fn let_go(qmp: &mut Qmp, before: &Before) {
-    if let Err(error) = go_on(qmp, before) {
-        log::error!("the guest could not be told to go on: {error}");
-    }
-    log::logger().flush();
-}
-
 /// Has the guest be as it was before: gives a migration up, and lets the guest go on. Where the
 /// connection is lost and QEMU lives, there is another one.
 ///
 /// # Errors
 /// Those of [`Qmp::call`].
-pub(crate) fn go_on(qmp: &mut Qmp, before: &Before) -> Result<()> {
+pub(crate) fn go_on(qmp: &mut Qmp, before: &GuestState) -> Result<()> {
     match try_to_go_on(qmp, before) {
         Err(lost @ Error::Gone(_)) => {
             *qmp = qmp.again().map_err(|_| lost)?;
@@ -280,7 +232,7 @@ pub(crate) fn go_on(qmp: &mut Qmp, before: &Before) -> Result<()> {
     }
 }
 
-fn try_to_go_on(qmp: &mut Qmp, before: &Before) -> Result<()> {
+fn try_to_go_on(qmp: &mut Qmp, before: &GuestState) -> Result<()> {
     let deadline = Instant::now() + qmp.patience;
     // Nobody reads the state any more, so QEMU ends a migration by itself, if it is not yet
     // cancelled by this.
@@ -341,7 +293,54 @@ mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::os::unix::net::UnixStream;
 
+    use guard::harness::{Note, Victim, kill_at_each_message};
+
     use super::*;
+
+    fn save(channel: &Channel) -> std::io::Result<()> {
+        channel.send(&Message::of(MessageKind::Stopping), &[])?;
+        let made = Message {
+            path: b"/disk".to_vec(),
+            device: 5,
+            inode: 6,
+            ..Message::of(MessageKind::Making)
+        };
+        channel.send(&made, &[])?;
+        let sealing = Message {
+            image: vec![7; 16],
+            ..Message::of(MessageKind::Sealing)
+        };
+        channel.send(&sealing, &[])?;
+        channel.send(&Message::of(MessageKind::Dismissed), &[])
+    }
+
+    #[test]
+    fn save_killed_at_each_message_is_undone_as_far_as_it_came() {
+        kill_at_each_message(
+            || Channel::pair().expect("a pair"),
+            |(_, report)| vec![report.as_fd()],
+            |(_, report), maker| {
+                let (end, made) = hear(&maker);
+                let text = format!("{end:?} {}", made.len());
+                report.send(&Note::text(&text), &[]).expect("sent");
+            },
+            |_, channel| drop(save(&channel)),
+            |(report, _), outcome| {
+                if outcome.victim == Victim::Helper && !outcome.is_whole {
+                    return;
+                }
+                let (note, _) = report.receive::<Note>().expect("a note").expect("a note");
+                let expected = match (outcome.victim, outcome.messages) {
+                    (Victim::Client, 0) => "Dismissed 0".to_owned(),
+                    (Victim::Client, 1) => "Stopped 0".to_owned(),
+                    (Victim::Client, 2) => "Stopped 1".to_owned(),
+                    (Victim::Client, 3) => format!("Sealing({:?}) 1", ImageId([7; 16])),
+                    _ => "Dismissed 1".to_owned(),
+                };
+                assert_eq!(note.text, expected, "{outcome:?}");
+            },
+        );
+    }
 
     /// A monitor that says one status after the other; gives what it was asked.
     fn monitor(socket: UnixStream, states: &'static [&'static str]) -> Vec<String> {
@@ -367,7 +366,7 @@ mod tests {
         let states = &["finish-migrate", "finish-migrate", "postmigrate"];
         let asked = std::thread::spawn(move || monitor(others, states));
         let mut qmp = Qmp::greeted(own.into(), Path::new("in a test"));
-        let before = Before {
+        let before = GuestState {
             ran: true,
             capabilities: Vec::new(),
         };

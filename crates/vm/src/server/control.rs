@@ -2,7 +2,7 @@
 //! signals that end the server.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ use axum::routing::{get, put};
 use axum::{Json, Router};
 use image::Blame;
 use prometheus_client::registry::Registry;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use serde::Deserialize;
@@ -80,7 +79,7 @@ pub(crate) fn start(
 /// each has it leave them.
 fn hear(shared: &SharedState, signals: &OwnedFd) {
     loop {
-        let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
+        let _ = guard::wait([Some(signals.as_fd())], None);
         // One signal at a time.
         match rustix::io::read(signals, &mut [0; 128]) {
             Ok(_) if shared.keeps() => shared.leave(),

@@ -1,13 +1,11 @@
 //! How a monitor hands its memory over: one message with a list of mappings and a userfaultfd, as
 //! Firecracker's documentation of "handling page faults on snapshot resume" has it.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{Granule, SpaceId};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use rustix::net::{RecvFlags, ReturnFlags, Shutdown, shutdown};
 use serde::Deserialize;
 use serve::Region;
@@ -152,25 +150,16 @@ fn wait(from: &OwnedFd, stopping: StopCondition<'_>, stopped: &mut bool) -> Resu
         if stopping.leaving.load(Relaxed) {
             return Err(Refusal::Left);
         }
-        let watched = match *stopped {
-            true => PollFlags::empty(),
-            false => PollFlags::IN,
-        };
-        let mut fds = [
-            PollFd::new(from, PollFlags::IN),
-            PollFd::from_borrowed_fd(stopping.told, watched),
-        ];
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(Refusal::System(errno.into())),
-        }
-        if !fds[1].revents().is_empty() && !*stopped {
+        let told = (!*stopped).then_some(stopping.told);
+        let ready = guard::wait([Some(from.as_fd()), told], None);
+        let [sent, told] = ready.map_err(Refusal::System)?;
+        if told {
             if stopping.leaving.load(Relaxed) {
                 return Err(Refusal::Left);
             }
             let _ = shutdown(from, Shutdown::Read);
             *stopped = true;
-        } else if !fds[0].revents().is_empty() {
+        } else if sent {
             return Ok(());
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Both sides send messages of JSON over a `SOCK_SEQPACKET` connection, with descriptors as
 //! `SCM_RIGHTS`. The watchdog says what it has ([`Greeting`]); who can use that asks for it; when
-//! the server is gone, it gets all of it ([`Place`], then an [`Offered`] each) and has a watchdog
+//! the server is gone, it gets all of it ([`Place`], then a [`Handover`] each) and has a watchdog
 //! of its own say that it is there. From that message on the other one is responsible for the
 //! sessions, and until then this one is: who fails before has changed nothing.
 
@@ -12,13 +12,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use guard::Channel;
 use image::ImageId;
 use rustix::fs::{fstat, lstat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
-    socket_with,
-};
+use rustix::net::{RecvFlags, Shutdown, SocketType, shutdown};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serve::Ledger;
@@ -64,7 +62,7 @@ struct Greeting {
 
 /// What who wants the sessions says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Wish {
+enum Request {
     /// It can use them.
     Take,
     /// It has them.
@@ -84,7 +82,7 @@ pub(super) struct Place {
 
 /// A session: its connection, its monitor, its state where there is one, and what else was sent.
 #[derive(Debug, Serialize, Deserialize)]
-struct Offered {
+struct Handover {
     number: u64,
     depends: bool,
     state: bool,
@@ -94,7 +92,7 @@ impl Keeping {
     /// Takes who has connected; none where it is gone already. Monitors connect at `listener`, if
     /// they can.
     pub fn meet(&self, listener: Option<&OwnedFd>) -> Option<Successor> {
-        let connection = socket::accept(&self.rendezvous).ok()?;
+        let connection = OwnedFd::from(Channel::accept(&self.rendezvous).ok()?);
         let greeting = Greeting {
             version: VERSION,
             ledger: Ledger::VERSION,
@@ -127,7 +125,7 @@ pub(super) struct Successor {
 
 /// What it says.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum Reply {
     /// Nothing.
     Nothing,
     /// It can use them.
@@ -140,18 +138,18 @@ pub(super) enum Said {
 
 impl Successor {
     /// Hears what it says.
-    pub fn hear(&mut self) -> Said {
-        match hear::<Wish>(&self.connection, RecvFlags::DONTWAIT) {
-            Ok((Wish::Take, _)) if !self.wants => {
+    pub fn hear(&mut self) -> Reply {
+        match hear::<Request>(&self.connection, RecvFlags::DONTWAIT) {
+            Ok((Request::Take, _)) if !self.wants => {
                 self.wants = true;
                 // It waits for the server as long as that needs.
                 self.until = None;
-                Said::Take
+                Reply::Take
             }
-            Ok((Wish::Taken, _)) if self.offered => Said::Taken,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Said::Nothing,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Said::Nothing,
-            _ => Said::Gone,
+            Ok((Request::Taken, _)) if self.offered => Reply::Taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Reply::Nothing,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Reply::Nothing,
+            _ => Reply::Gone,
         }
     }
 
@@ -169,7 +167,7 @@ impl Successor {
                 connection,
                 monitor,
             } = &one.connected;
-            let offered = Offered {
+            let handover = Handover {
                 number: *number,
                 depends: one.depends,
                 state: one.state.is_some(),
@@ -177,7 +175,7 @@ impl Successor {
             let state = one.state.iter().flatten();
             let held = one.held.iter().take(HELD_MAX);
             let rights = [connection, monitor].into_iter().chain(state).chain(held);
-            say(&self.connection, &offered, &rights.collect::<Vec<_>>())?;
+            say(&self.connection, &handover, &rights.collect::<Vec<_>>())?;
         }
         self.offered = true;
         self.until = Some(Instant::now() + PATIENCE);
@@ -189,9 +187,9 @@ impl Successor {
         let _ = shutdown(&self.connection, Shutdown::Both);
         loop {
             match self.hear() {
-                Said::Taken => return true,
-                Said::Take => {}
-                Said::Nothing | Said::Gone => return false,
+                Reply::Taken => return true,
+                Reply::Take => {}
+                Reply::Nothing | Reply::Gone => return false,
             }
         }
     }
@@ -202,7 +200,7 @@ impl Successor {
 /// # Errors
 /// Whoever kept it does not wait any more.
 pub(super) fn say_taken(predecessor: &OwnedFd) -> io::Result<()> {
-    say(predecessor, &Wish::Taken, &[])
+    say(predecessor, &Request::Taken, &[])
 }
 
 /// What another server has left.
@@ -249,7 +247,7 @@ pub(crate) fn take(path: &Path, image: ImageId, socket: &Path) -> Result<Left> {
             "the sessions are of a server that listens elsewhere than at {socket}"
         )));
     }
-    say(&predecessor, &Wish::Take, &[]).map_err(failed)?;
+    say(&predecessor, &Request::Take, &[]).map_err(failed)?;
     let (place, rights) = hear::<Place>(&predecessor, RecvFlags::empty()).map_err(failed)?;
     let [listener, rendezvous] = <[OwnedFd; 2]>::try_from(rights).map_err(|_| failed(lost()))?;
     let watched = (0..place.sessions).map(|_| hear_session(&predecessor));
@@ -264,16 +262,15 @@ pub(crate) fn take(path: &Path, image: ImageId, socket: &Path) -> Result<Left> {
 }
 
 fn meet(path: &Path) -> Result<OwnedFd> {
-    let kind = SocketType::SEQPACKET;
-    let connected = SocketAddrUnix::new(path).and_then(|address| {
-        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        connect(&socket, &address)?;
-        Ok(socket)
-    });
-    connected.map_err(|errno| {
-        let what = format!("nobody keeps sessions at {}: {errno}", path.display());
-        Error::Unfit(what)
-    })
+    let nobody = |why: String| {
+        let path = path.display();
+        Error::Unfit(format!("nobody keeps sessions at {path}{why}"))
+    };
+    match Channel::connect(path) {
+        Ok(Some(channel)) => Ok(channel.into()),
+        Ok(None) => Err(nobody(String::new())),
+        Err(error) => Err(nobody(format!(": {error}"))),
+    }
 }
 
 /// Whether sessions can be used here.
@@ -299,17 +296,17 @@ fn fits(greeting: &Greeting, image: ImageId) -> std::result::Result<(), String> 
 }
 
 fn hear_session(from: &OwnedFd) -> io::Result<Watched> {
-    let (offered, rights) = hear::<Offered>(from, RecvFlags::empty())?;
+    let (handover, rights) = hear::<Handover>(from, RecvFlags::empty())?;
     let mut rights = rights.into_iter();
     let mut next = || rights.next().ok_or_else(lost);
     Ok(Watched {
         connected: Connected {
-            number: offered.number,
+            number: handover.number,
             connection: next()?,
             monitor: next()?,
         },
-        depends: offered.depends,
-        state: match offered.state {
+        depends: handover.depends,
+        state: match handover.state {
             true => Some([next()?, next()?]),
             false => None,
         },
@@ -383,9 +380,8 @@ mod tests {
     use super::*;
 
     fn pair() -> (OwnedFd, OwnedFd) {
-        let kind = SocketType::SEQPACKET;
-        let flags = SocketFlags::CLOEXEC;
-        rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).expect("a pair")
+        let (ours, theirs) = Channel::pair().expect("a pair");
+        (ours.into(), theirs.into())
     }
 
     fn file() -> OwnedFd {

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::thread::Builder;
 
 use image::{Seal, Writer};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -23,7 +22,7 @@ use sys::uffd::Uffd;
 use super::copying::LiveCopy;
 use super::handoff::{self, Refusal, StopCondition};
 use super::sharing;
-use super::watchdog::{self, Connected};
+use super::watchdog::Connected;
 use super::watching::Watched;
 use super::{ErrorPolicy, Prefetch, SharedState, lock};
 use crate::place::{self, MEMORY};
@@ -571,7 +570,7 @@ fn serve_all<'scope>(
 /// Kills a monitor and waits for its end: without us its missing pages would read as zeros.
 fn kill(monitor: &OwnedFd) {
     match pidfd_send_signal(monitor, Signal::KILL) {
-        Ok(()) => watchdog::wait_for_end(monitor),
+        Ok(()) => guard::wait_for_end(monitor),
         Err(Errno::SRCH) => {}
         Err(errno) => log::error!("it cannot be killed: {errno}"),
     }
@@ -579,6 +578,5 @@ fn kill(monitor: &OwnedFd) {
 
 /// Tells whether a process has ended.
 fn has_ended(process: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+    guard::wait([Some(process.as_fd())], Some(std::time::Instant::now())).is_ok_and(|[ended]| ended)
 }

@@ -27,8 +27,6 @@ use std::time::Duration;
 
 use image::{Cache, Compression, Reader};
 use prometheus_client::registry::Registry;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::pipe::{PipeFlags, pipe_with};
 use serve::{Metrics, Share};
@@ -39,7 +37,7 @@ use crate::records::Records;
 use crate::server::keep::{Keeping, Left};
 use crate::server::live::{Arrival, LiveSession};
 pub use crate::server::otlp::Otlp;
-use crate::server::watchdog::{Told, Watchdog};
+use crate::server::watchdog::{Event, Watchdog};
 use crate::server::watching::{Begin, Watched};
 use crate::server::working_set::ServedWorkingSet;
 use crate::{Error, Result, place};
@@ -217,7 +215,6 @@ pub fn serve(
     if options.prefetch == Prefetch::Trace && working_set.wanted().is_empty() {
         log::warn!("the image has no working set: nothing is brought in early");
     }
-    let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
     if options.share && (options.on_exit != ExitPolicy::Kill || options.take_over.is_some()) {
         let what = "machines that share pages cannot be left to another server";
         return Err(Error::Unfit(what.to_owned()));
@@ -225,13 +222,13 @@ pub fn serve(
     let share = options.share.then(|| Share::new(place::MEMORY, pages));
     let share = share.transpose()?.map(Arc::new);
     raise_open_files();
-    let signals = control::signals().map_err(kernel("cannot hear signals"))?;
+    let signals = control::signals().map_err(Error::kernel("cannot hear signals"))?;
     let (begin, control) = places(&options, &image)?;
     let started = Watchdog::start(begin, options.log);
-    let (watchdog, watched) = started.map_err(kernel("cannot start a watchdog"))?;
+    let (watchdog, watched) = started.map_err(Error::kernel("cannot start a watchdog"))?;
     let pipe = || {
         let made = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
-        made.map_err(|errno| kernel("cannot make a pipe")(errno.into()))
+        made.map_err(Error::kernel("cannot make a pipe"))
     };
     let (heard, bell) = pipe()?;
     let shared = Arc::new(SharedState {
@@ -252,7 +249,7 @@ pub fn serve(
     });
     let kept = go_on(&shared, watched);
     let started = control::start(&shared, signals, control);
-    started.map_err(kernel("cannot start the control thread"))?;
+    started.map_err(Error::kernel("cannot start the control thread"))?;
     let otlp = shared.options.otlp.clone();
     let exporter = otlp.map(|otlp| otlp::start(&shared, otlp)).transpose()?;
     ready();
@@ -377,45 +374,30 @@ fn attend_all(shared: &Arc<SharedState>, heard: &OwnedFd) -> Result<u64> {
         if (last || leaving) && shared.attended.load(Acquire) == 0 {
             return Ok(served);
         }
-        let told = match deaf || leaving {
-            true => PollFlags::empty(),
-            false => PollFlags::IN,
-        };
-        let mut fds = [
-            PollFd::from_borrowed_fd(heard.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(shared.watchdog.as_fd(), told),
-        ];
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => {
-                return Err(Error::Kernel {
-                    doing: "cannot wait for monitors",
-                    source: errno.into(),
-                });
-            }
-        }
-        let told = !deaf && !leaving && !fds[1].revents().is_empty();
+        let watchdog = (!deaf && !leaving).then(|| shared.watchdog.as_fd());
+        let ready = guard::wait([Some(heard.as_fd()), watchdog], None);
+        let [_, told] = ready.map_err(Error::kernel("cannot wait for monitors"))?;
         let _ = rustix::io::read(heard, &mut [0; 64]);
         if !told {
             continue;
         }
         match shared.watchdog.next() {
-            Told::Connected(connected) => {
+            Event::Connected(connected) => {
                 served += 1;
                 live::attend(shared, Arrival::New(connected), channel().0);
             }
-            Told::Leave => {
+            Event::Leave => {
                 let own = shared.clone();
                 let left = Builder::new().name("leave".to_owned());
                 if let Err(error) = left.spawn(move || own.leave()) {
                     log::error!("no thread can be made to leave: {error}");
                 }
             }
-            Told::Last => {
+            Event::Last => {
                 last = true;
                 shared.drain();
             }
-            Told::Gone => {
+            Event::Gone => {
                 (last, deaf) = (true, true);
                 shared.drain();
             }

@@ -5,30 +5,57 @@
 //! pages that are missing when the last one who has it closes it read as zeros.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::setsid;
-use sys::fork::fork_for_numbers;
-use sys::socket::{self, Along};
+use guard::{Channel, Helper};
 
 use super::watching::{Begin, Watched, watch};
 
-/// What the watchdog is told, before the number of the session that it is about.
-pub(super) const DEPENDS: u64 = 1;
-pub(super) const FORGET: u64 = 2;
-pub(super) const DRAIN: u64 = 3;
-pub(super) const DISMISSED: u64 = 4;
-pub(super) const STATE: u64 = 7;
-pub(super) const LEFT: u64 = 8;
-/// What it tells: a monitor, or that there are no more; that another server is there; that it has
-/// everything.
-pub(super) const MONITOR: u64 = 5;
-pub(super) const LAST: u64 = 6;
-pub(super) const LEAVE: u64 = 9;
-pub(super) const READY: u64 = 10;
+/// A message between the server and its watchdog.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Message {
+    #[prost(enumeration = "MessageKind", tag = "1")]
+    kind: i32,
+    /// The session that it is about.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(super) enum MessageKind {
+    Unknown = 0,
+    /// Server: the monitor ends with this process; descriptors to hold come along.
+    Depends = 1,
+    /// Server: the monitor needs nothing any more.
+    Forget = 2,
+    /// Server: nobody else is to connect.
+    Drain = 3,
+    /// Server: nothing is to be done.
+    Dismissed = 4,
+    /// Watchdog: a monitor has connected.
+    Monitor = 5,
+    /// Watchdog: no more monitors come.
+    Last = 6,
+    /// Server: the session can go on elsewhere, with the descriptors that come along.
+    State = 7,
+    /// Server: all sessions are left to another server.
+    Left = 8,
+    /// Watchdog: another server is there.
+    Leave = 9,
+    /// Watchdog: it has everything.
+    Ready = 10,
+}
+
+impl Message {
+    /// One about a session.
+    pub fn of(kind: MessageKind, number: u64) -> Self {
+        Self {
+            kind: kind as i32,
+            number,
+        }
+    }
+}
 
 /// A monitor that has connected.
 #[derive(Debug)]
@@ -43,7 +70,7 @@ pub(crate) struct Connected {
 
 /// What the watchdog tells next.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum Event {
     /// A monitor has connected.
     Connected(Connected),
     /// No more monitors are taken on.
@@ -56,7 +83,7 @@ pub(crate) enum Told {
 
 /// The child process, from the side of the server.
 #[derive(Debug)]
-pub(crate) struct Watchdog(OwnedFd);
+pub(crate) struct Watchdog(Channel);
 
 impl AsFd for Watchdog {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -73,127 +100,83 @@ impl Watchdog {
     /// Those of socketpair(2) and fork(2); [`io::ErrorKind::BrokenPipe`] where whoever kept the
     /// sessions is gone.
     pub fn start(begin: Begin, log: Option<RawFd>) -> io::Result<(Self, Vec<Watched>)> {
-        let kind = SocketType::SEQPACKET;
-        let (theirs, own) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        let mut kept = begin.descriptors();
-        kept.push(theirs.as_raw_fd());
-        kept.extend(log);
-        log::logger().flush();
-        let mut parts = Some((theirs, begin));
-        fork_for_numbers(&kept, || {
-            // Nothing that ends the server's group may end this process.
-            let _ = setsid();
-            if let Some((server, begin)) = parts.take() {
+        let helper = Helper::new(c"stillframe-wdog").log(log);
+        let helper = helper.keep_numbers(begin.descriptors());
+        let mut parts = Some(begin);
+        let child = helper.start(|server| {
+            if let Some(begin) = parts.take() {
                 watch(server, begin);
             }
-            log::logger().flush();
         })?;
-        let watched = parts.map_or_else(Vec::new, |(_, begin)| begin.watched);
-        let mut words = [0; 16];
-        let ready = socket::receive(&own, &mut words, 0)?;
-        match ready.len == words.len() && parse(words).0 == READY {
-            true => Ok((Self(own), watched)),
-            false => Err(io::ErrorKind::BrokenPipe.into()),
+        let watched = parts.map_or_else(Vec::new, |begin| begin.watched);
+        let channel = child.into_channel();
+        match channel.receive::<Message>()? {
+            Some((message, _)) if message.kind() == MessageKind::Ready => {
+                Ok((Self(channel), watched))
+            }
+            _ => Err(io::ErrorKind::BrokenPipe.into()),
         }
     }
 
     /// The next monitor; waits for it.
-    pub fn next(&self) -> Told {
-        let mut words = [0; 16];
-        loop {
-            match socket::receive(&self.0, &mut words, 0) {
-                Ok(received) if received.len == words.len() => {
-                    let (what, number) = parse(words);
-                    let mut rights = received.rights.into_iter();
-                    let (connection, monitor) = (rights.next(), rights.next());
-                    if let (MONITOR, Some(connection), Some(monitor)) = (what, connection, monitor)
-                    {
-                        return Told::Connected(Connected {
-                            number,
-                            connection,
-                            monitor,
-                        });
-                    }
-                    match what {
-                        LAST => return Told::Last,
-                        LEAVE => return Told::Leave,
-                        _ => {}
-                    }
+    pub fn next(&self) -> Event {
+        while let Ok(Some((message, rights))) = self.0.receive::<Message>() {
+            let number = message.number;
+            match (message.kind(), <[OwnedFd; 2]>::try_from(rights)) {
+                (MessageKind::Monitor, Ok([connection, monitor])) => {
+                    return Event::Connected(Connected {
+                        number,
+                        connection,
+                        monitor,
+                    });
+                }
+                (MessageKind::Last, _) => return Event::Last,
+                (MessageKind::Leave, _) => return Event::Leave,
+                _ => {
                     log::warn!("a monitor is lost: its descriptors cannot be taken");
                     self.forget(number);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                _ => {
-                    log::error!("the watchdog is gone: no more monitors are taken on");
-                    return Told::Gone;
-                }
             }
         }
+        log::error!("the watchdog is gone: no more monitors are taken on");
+        Event::Gone
     }
 
     /// Has a monitor ended if the server dies before it says otherwise, and `held` held until then.
     pub fn depends(&self, number: u64, held: &[OwnedFd]) {
         let rights = held.iter().map(AsFd::as_fd).collect::<Vec<_>>();
-        self.tell(DEPENDS, number, &rights);
+        self.tell(MessageKind::Depends, number, &rights);
     }
 
     /// The same for a session that another server can go on with: what is known of it, and its
     /// userfaultfd.
     pub fn state(&self, number: u64, ledger: BorrowedFd<'_>, uffd: BorrowedFd<'_>) {
-        self.tell(STATE, number, &[ledger, uffd]);
+        self.tell(MessageKind::State, number, &[ledger, uffd]);
     }
 
     /// Forgets a monitor, which is gone or needs nothing any more.
     pub fn forget(&self, number: u64) {
-        self.tell(FORGET, number, &[]);
+        self.tell(MessageKind::Forget, number, &[]);
     }
 
     /// Has nobody else connect. Who has connected before is told of, and then that it is the last.
     pub fn drain(&self) {
-        self.tell(DRAIN, 0, &[]);
+        self.tell(MessageKind::Drain, 0, &[]);
     }
 
     /// Ends it; the monitors go on.
     pub fn dismiss(&self) {
-        self.tell(DISMISSED, 0, &[]);
+        self.tell(MessageKind::Dismissed, 0, &[]);
     }
 
     /// Leaves all sessions to it, for another server: nobody serves them any more.
     pub fn left(&self) {
-        self.tell(LEFT, 0, &[]);
+        self.tell(MessageKind::Left, 0, &[]);
     }
 
-    fn tell(&self, what: u64, number: u64, rights: &[BorrowedFd<'_>]) {
-        if let Err(error) = tell(&self.0, what, number, rights) {
+    fn tell(&self, kind: MessageKind, number: u64, rights: &[BorrowedFd<'_>]) {
+        if let Err(error) = self.0.send(&Message::of(kind, number), rights) {
             log::warn!("the watchdog is gone: {error}");
         }
     }
-}
-
-pub(super) fn tell(
-    to: &OwnedFd,
-    what: u64,
-    number: u64,
-    rights: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    let words = [what.to_ne_bytes(), number.to_ne_bytes()].concat();
-    let along = Along {
-        rights,
-        ..Along::default()
-    };
-    socket::send(to, &words, along, 0).map(drop)
-}
-
-pub(super) fn parse(words: [u8; 16]) -> (u64, u64) {
-    let [what, number] = [0, 8].map(|at| {
-        let word = words[at..at + 8].try_into().expect("8 bytes");
-        u64::from_ne_bytes(word)
-    });
-    (what, number)
-}
-
-/// Waits until a process has ended.
-pub(crate) fn wait_for_end(process: &OwnedFd) {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    while poll(&mut fds, None).is_err_and(|errno| errno == Errno::INTR) {}
 }

@@ -4,17 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use guard::{Channel, wait_for_end};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, shutdown};
 use rustix::process::{Signal, pidfd_send_signal};
 use sys::socket;
 
 use super::keep::{self, Keeping, Place, Successor};
-use super::watchdog::{
-    Connected, DEPENDS, DISMISSED, DRAIN, FORGET, LAST, LEAVE, LEFT, MONITOR, READY, STATE, parse,
-    tell, wait_for_end,
-};
+use super::watchdog::{Connected, Message, MessageKind};
 
 /// How long it waits before it looks again for monitors that could not be taken on.
 const SHORT_OF: Duration = Duration::from_millis(100);
@@ -85,7 +82,7 @@ enum End {
 
 struct Watching {
     /// The server, until that is gone.
-    server: Option<OwnedFd>,
+    server: Option<Channel>,
     listener: OwnedFd,
     next: u64,
     watched: Vec<Watched>,
@@ -101,13 +98,13 @@ struct Watching {
 }
 
 /// The watchdog's life.
-pub(super) fn watch(server: OwnedFd, begin: Begin) {
+pub(super) fn watch(server: Channel, begin: Begin) {
     if let Some(predecessor) = begin.predecessor
         && let Err(error) = keep::say_taken(&predecessor)
     {
         return log::error!("whoever kept the sessions is gone: {error}");
     }
-    let _ = tell(&server, READY, 0, &[]);
+    let _ = server.send(&Message::of(MessageKind::Ready, 0), &[]);
     let _ = rustix::io::ioctl_fionbio(&begin.listener, true);
     let mut watching = Watching {
         server: Some(server),
@@ -166,47 +163,32 @@ impl Watching {
             (self.listens && !self.short_of && self.server.is_some()).then_some(&self.listener);
         let rendezvous = self.keeping.as_ref().map(|keeping| &keeping.rendezvous);
         let rendezvous = rendezvous.filter(|_| self.successor.is_none());
-        let successor = self.successor.as_ref().map(|one| &one.connection);
-        let watched = [self.server.as_ref(), listener, rendezvous, successor];
-        let mut fds = watched
-            .iter()
-            .flatten()
-            .map(|fd| PollFd::new(*fd, PollFlags::IN))
-            .collect::<Vec<_>>();
+        let successor = self.successor.as_ref().map(|one| one.connection.as_fd());
         let short_of = self.short_of.then(|| Instant::now() + SHORT_OF);
         let patience = self.successor.as_ref().and_then(|one| one.until);
         let until = [short_of, patience, self.until].into_iter().flatten().min();
-        let timeout = until.map(|until| {
-            let rest = until.saturating_duration_since(Instant::now());
-            Timespec::try_from(rest).expect("some days at the most")
-        });
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return [false; 4];
-        }
-        let mut told = fds.iter().map(|fd| !fd.revents().is_empty());
-        watched.map(|fd| fd.is_some() && told.next().unwrap_or(false))
+        let server = self.server.as_ref().map(AsFd::as_fd);
+        let (listener, rendezvous) = (listener.map(AsFd::as_fd), rendezvous.map(AsFd::as_fd));
+        guard::wait([server, listener, rendezvous, successor], until).unwrap_or([false; 4])
     }
 
     /// Hears what the server says.
     fn hear(&mut self) -> Option<End> {
         let server = self.server.as_ref()?;
-        let mut words = [0; 16];
-        let received = match socket::receive(server, &mut words, 0) {
-            Ok(received) if received.len == words.len() => received,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return None,
-            _ => return self.be_alone(),
+        let Ok(Some((message, rights))) = server.receive::<Message>() else {
+            return self.be_alone();
         };
-        let (what, number) = parse(words);
+        let number = message.number;
         let mut all = self.watched.iter_mut();
         let one = all.find(|one| one.connected.number == number);
-        match (what, one) {
-            (DEPENDS, Some(one)) => {
+        match (message.kind(), one) {
+            (MessageKind::Depends, Some(one)) => {
                 one.depends = true;
-                one.held.extend(received.rights);
+                one.held.extend(rights);
             }
-            (STATE, Some(one)) => {
+            (MessageKind::State, Some(one)) => {
                 one.depends = true;
-                match <[OwnedFd; 2]>::try_from(received.rights) {
+                match <[OwnedFd; 2]>::try_from(rights) {
                     Ok(state) => one.state = Some(state),
                     // Without its userfaultfd it would read zeros when the server dies.
                     Err(_) => {
@@ -215,15 +197,16 @@ impl Watching {
                     }
                 }
             }
-            (FORGET, _) => self.watched.retain(|one| one.connected.number != number),
-            (DRAIN, _) => {
+            (MessageKind::Forget, _) => self.watched.retain(|one| one.connected.number != number),
+            (MessageKind::Drain, _) => {
                 let _ = shutdown(&self.listener, Shutdown::Read);
                 while let Ok(true) = self.take_on() {}
-                let _ = tell(self.server.as_ref()?, LAST, 0, &[]);
+                let last = Message::of(MessageKind::Last, 0);
+                let _ = self.server.as_ref()?.send(&last, &[]);
                 self.listens = false;
             }
-            (LEFT, _) => return self.be_alone(),
-            (DISMISSED, _) => return Some(End::Dismissed),
+            (MessageKind::Left, _) => return self.be_alone(),
+            (MessageKind::Dismissed, _) => return Some(End::Dismissed),
             _ => {}
         }
         None
@@ -246,15 +229,15 @@ impl Watching {
     fn talk(&mut self) -> Option<End> {
         let successor = self.successor.as_mut()?;
         match successor.hear() {
-            keep::Said::Nothing => {}
-            keep::Said::Take => match &self.server {
+            keep::Reply::Nothing => {}
+            keep::Reply::Take => match &self.server {
                 Some(server) => {
-                    let _ = tell(server, LEAVE, 0, &[]);
+                    let _ = server.send(&Message::of(MessageKind::Leave, 0), &[]);
                 }
                 None => self.offer(),
             },
-            keep::Said::Taken => return Some(End::Dismissed),
-            keep::Said::Gone => self.successor = None,
+            keep::Reply::Taken => return Some(End::Dismissed),
+            keep::Reply::Gone => self.successor = None,
         }
         None
     }
@@ -298,7 +281,8 @@ impl Watching {
         let rights = [connected.connection.as_fd(), connected.monitor.as_fd()];
         if let Some(server) = &self.server {
             // Whether it is gone is seen where it is heard.
-            let _ = tell(server, MONITOR, connected.number, &rights);
+            let message = Message::of(MessageKind::Monitor, connected.number);
+            let _ = server.send(&message, &rights);
         }
         self.watched.push(Watched::new(connected));
         Ok(true)

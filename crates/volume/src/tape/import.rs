@@ -18,7 +18,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen,
 };
 use store::Images;
-use sys::unmount::{Access, attach_loop};
+use sys::loop_device::{Access, attach_loop};
 
 use super::stream::Stream;
 use super::tree_builder::TreeBuilder;

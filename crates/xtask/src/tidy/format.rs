@@ -17,6 +17,9 @@ const PAGE: Page = Page {
 /// The crates that declare records.
 const CRATES: &[&str] = &["freeze", "process", "resources", "vm", "volume"];
 
+/// How a file names the crate that carries messages between processes.
+const HELPERS: &str = "use guard::";
+
 /// A record's number: a constant `TAG`, or one in a file `tags.rs` or a module `tag`.
 #[derive(Debug, PartialEq, Eq)]
 struct Tag {
@@ -85,8 +88,10 @@ fn declared(root: &Path) -> Result<Declarations> {
         let lines = &lines[..code_lines(&path, &lines)];
         declared.tags.extend(tags(&path, lines));
         declared.claims.extend(claims(&path, lines));
+        // A file that speaks with helper processes has their messages, which no image has.
+        let is_of_helper = lines.iter().any(|line| line.starts_with(HELPERS));
         let messages = messages(lines);
-        if !messages.is_empty() {
+        if !messages.is_empty() && !is_of_helper {
             declared.messages.push((path, messages));
         }
     }

@@ -9,7 +9,7 @@ use crate::error::Result;
 const ROWS: &[&[&str]] = &[
     &["abi"],
     &["sys", "store"],
-    &["blob", "image"],
+    &["blob", "guard", "image"],
     &["tracee", "pages"],
     &["memory", "resources"],
     &["freeze", "serve"],
