@@ -25,7 +25,8 @@ fn servers_of(machine: i32) -> Vec<i32> {
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let is_such = |pid: &i32| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.trim_end() == "stillframe-lazy" && has_pidfd_of(*pid, machine)
+        ["stillframe-lazy", "stillframe-undo"].contains(&name.trim_end())
+            && has_pidfd_of(*pid, machine)
     };
     pids.filter(is_such).collect()
 }
