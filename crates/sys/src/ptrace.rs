@@ -134,10 +134,24 @@ pub fn report_exit(tid: i32, unfiltered: bool) -> io::Result<()> {
 
 /// Asks a seized thread, running or not, to stop (`PTRACE_INTERRUPT`).
 ///
+/// Any other stop takes the place of the one that was asked for, that for a signal as well: the
+/// kernel forgets the request when a thread stops (`ptrace_stop` in kernel/signal.c). A tracer that
+/// is told of another stop lets the thread go on with [`resume_to_stop`].
+///
 /// # Errors
 /// `ESRCH`.
 pub fn interrupt(tid: i32) -> io::Result<()> {
     control(Control::Interrupt, tid, 0)
+}
+
+/// Lets a thread run that came to another stop than the one that was asked for, giving it `signal`
+/// if not 0, and asks for that stop once more.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn resume_to_stop(tid: i32, signal: i32) -> io::Result<()> {
+    interrupt(tid)?;
+    resume(tid, signal)
 }
 
 /// Lets the thread run, giving it `signal` if not 0.

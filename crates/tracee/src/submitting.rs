@@ -56,7 +56,7 @@ impl Submitting {
                 }
                 other => {
                     let signal = absorb(tid, other)?;
-                    ptrace::resume(tid, signal).map_err(of("PTRACE_CONT"))?;
+                    ptrace::resume_to_stop(tid, signal).map_err(of("PTRACE_CONT"))?;
                 }
             }
         }

@@ -145,7 +145,8 @@ impl Seized {
                 Event::Signal(signal) => signal,
                 Event::Call | Event::Other(_) => 0,
             };
-            ptrace::resume(tid, pass_on).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
+            let resumed = ptrace::resume_to_stop(tid, pass_on);
+            resumed.map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
         }
     }
 }
@@ -392,7 +393,9 @@ impl Thread {
                 Event::Ended(_) => return Err(Error::Gone { tid, doing }),
                 other => {
                     let signal = call::absorb(tid, other)?;
-                    self.start_with(signal)?;
+                    let resumed = ptrace::resume_to_stop(tid, signal);
+                    resumed.map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
+                    self.running = true;
                 }
             }
         }
@@ -455,6 +458,40 @@ mod tests {
         }
         child.kill().expect("kill");
         child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_thread_that_gets_signals_of_a_timer_all_the_time_stops() {
+        testkit::needs_program!("python3");
+        // The kernel lets go of its lock while it takes such a signal and starts the timer again.
+        const PROGRAM: &str = "import ctypes, signal, time\n\
+            class Every(ctypes.Structure):\n \
+                _fields_ = [(name, ctypes.c_long) for name in ('a', 'every_ns', 'b', 'first_ns')]\n\
+            signal.signal(signal.SIGALRM, lambda *_: None)\n\
+            libc, timer = ctypes.CDLL(None), ctypes.c_void_p()\n\
+            assert libc.timer_create(1, None, ctypes.byref(timer)) == 0\n\
+            every = Every(0, 20_000, 0, 20_000)\n\
+            assert libc.timer_settime(timer, 0, ctypes.byref(every), None) == 0\n\
+            print(end='x', flush=True)\n\
+            while True: time.sleep(1000)";
+        let mut command = std::process::Command::new("python3");
+        let command = command.args(["-c", PROGRAM]);
+        let mut child = command
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let stdout = child.stdout.as_mut().expect("piped");
+        std::io::Read::read_exact(stdout, &mut [0]).expect("it is ready");
+        let tid = i32::try_from(child.id()).expect("a pid");
+        let _ticker = Ticker::start(Duration::from_millis(5), None).expect("a timer");
+        let stop = || {
+            let deadline = Some(Instant::now() + Duration::from_secs(5));
+            Thread::seize(tid)?.stopped(&Process::new(tid), deadline)
+        };
+        let stopped = (0..5000).try_for_each(|_| stop()?.release());
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        stopped.expect("it stops");
     }
 
     #[test]

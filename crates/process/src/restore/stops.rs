@@ -189,9 +189,9 @@ pub(super) fn wait_stop(tid: i32) -> Result<()> {
             }
             // Somebody stops it, which takes effect when it is not traced any more.
             (_, Event::Signal(ptrace::SIGSTOP)) => {
-                ptrace::resume(tid, ptrace::SIGSTOP).map_err(failed)?;
+                ptrace::resume_to_stop(tid, ptrace::SIGSTOP).map_err(failed)?;
             }
-            _ => ptrace::resume(tid, 0).map_err(failed)?,
+            _ => ptrace::resume_to_stop(tid, 0).map_err(failed)?,
         }
     }
 }

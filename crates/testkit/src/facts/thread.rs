@@ -92,8 +92,8 @@ impl ThreadState {
                 Event::Stop(_) => break,
                 Event::Ended(_) => return Err(io::ErrorKind::NotFound.into()),
                 // A signal came first: hand it on and wait for the stop that was asked for.
-                Event::Signal(signal) => ptrace::resume(tid, signal)?,
-                Event::Call | Event::Other(_) => ptrace::resume(tid, 0)?,
+                Event::Signal(signal) => ptrace::resume_to_stop(tid, signal)?,
+                Event::Call | Event::Other(_) => ptrace::resume_to_stop(tid, 0)?,
             }
         }
         let examined = Self {
