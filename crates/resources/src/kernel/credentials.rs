@@ -199,8 +199,9 @@ pub(crate) struct CredentialsReader {
 /// Finds all places before a tree is stopped, and keeps them for the next dump of this boot: the
 /// kernel's description of its types is large.
 pub fn prepare() {
-    if CredentialsReader::get().is_ok() {
-        super::keep();
+    match CredentialsReader::get() {
+        Ok(_) => super::keep(),
+        Err(why) => log::debug!("the kernel's memory does not tell credentials: {why}"),
     }
 }
 
@@ -392,7 +393,9 @@ impl CredentialsReader {
 }
 
 /// Finds where the domain stands in what security modules keep of credentials: it is the pointer
-/// that changes when a thread of ours enters one. `steps` lead there from a `task_struct`.
+/// that changes when a thread of ours enters one. `steps` lead there from a `task_struct`. Behind
+/// it stands memory of others, credentials as well, where pointers differ by chance; before it
+/// stands what other modules keep, which a domain does not concern.
 fn find_domain(kernel: &Kernel, steps: [u64; 2]) -> Result<u64> {
     let words = || -> Result<Vec<u64>> {
         let bytes = kernel.memory.walk(0, &steps, STRUCTURE_BYTES)?.bytes;
@@ -400,13 +403,16 @@ fn find_domain(kernel: &Kernel, steps: [u64; 2]) -> Result<u64> {
         Ok(words.map(|word| u64::from_ne_bytes(*word)).collect())
     };
     let (before, after) = (words()?, landlock::in_domain(words)??);
+    let at = first_changed_pointer(&before, &after);
+    let unclear = || unclear("where Landlock keeps domains is not clear");
+    at.map(|at| 8 * at as u64).ok_or_else(unclear)
+}
+
+/// Where the first pointer of the kernel stands that is another one than before.
+fn first_changed_pointer(before: &[u64], after: &[u64]) -> Option<usize> {
     let is_pointer = |word: u64| word >> 47 == u64::MAX >> 47;
-    let pairs = before.iter().zip(&after).enumerate();
-    let mut changed = pairs.filter(|(_, (before, after))| before != after && is_pointer(**after));
-    match (changed.next(), changed.next()) {
-        (Some((at, _)), None) => Ok(8 * at as u64),
-        _ => Err(unclear("where Landlock keeps domains is not clear")),
-    }
+    let mut pairs = before.iter().zip(after);
+    pairs.position(|(before, after)| before != after && is_pointer(*after))
 }
 
 /// How many bits of a number choose a slot of a node of this size. Behind the slots come marks.
@@ -466,6 +472,15 @@ mod tests {
     }
 
     #[test]
+    fn other_pointers_are_told_from_other_words() {
+        const POINTER: u64 = 0xffff_8880_0000_1000;
+        let before = [1, POINTER, 0, POINTER];
+        let after = [2, POINTER, POINTER + 64, POINTER + 8];
+        assert_eq!(first_changed_pointer(&before, &after), Some(2));
+        assert_eq!(first_changed_pointer(&before, &before), None);
+    }
+
+    #[test]
     fn every_thread_of_this_process_is_found() {
         testkit::needs_root!();
         testkit::needs_kernel_memory!();
@@ -501,6 +516,23 @@ mod tests {
         let own = before.is_in_domain;
         assert!(!own && inside.is_in_domain, "{before:?} {inside:?}");
         assert_eq!(look().expect("this thread"), before);
+    }
+
+    #[test]
+    fn the_place_of_a_domain_is_the_same_whatever_stands_behind_it() {
+        testkit::needs_root!();
+        testkit::needs_kernel_memory!();
+        if !landlock::is_there() {
+            testkit::skip!("a kernel without Landlock");
+        }
+        let kernel = Kernel::get().expect("it was asked");
+        let steps = [("task_struct", "real_cred"), ("cred", "security")];
+        let steps = steps.map(|(structure, member)| kernel.offset(structure, member));
+        let steps = steps.map(|at| at.expect("this kernel has it"));
+        let first = find_domain(kernel, steps).expect("it is found");
+        for _ in 0..200 {
+            assert_eq!(find_domain(kernel, steps).expect("it is found"), first);
+        }
     }
 
     #[test]
