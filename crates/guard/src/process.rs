@@ -122,7 +122,7 @@ impl<'a> Helper<'a> {
         daemonize(&self.kept, self.name, || self.live(life))
     }
 
-    /// What is not yet written of the log must not be written twice.
+    /// Writes the rest of the log, which both processes would write otherwise.
     fn flush(&self) {
         if self.log.is_some() {
             log::logger().flush();

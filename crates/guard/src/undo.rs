@@ -309,7 +309,7 @@ impl Name {
 fn keep(channel: Channel) {
     let mut processes = Vec::new();
     let mut deeds: Vec<Box<dyn FnOnce()>> = Vec::new();
-    // What makes no sense is as good as the end of the other side.
+    // A message without sense counts as the end of the other side.
     while let Ok(Some((entry, rights))) = channel.receive::<Entry>() {
         let kind = entry.kind();
         let path = PathBuf::from(OsString::from_vec(entry.path));
@@ -437,7 +437,7 @@ mod tests {
                     assert_eq!(subject.left(), ["file", "folder", "others"], "{outcome:?}");
                     assert!(subject.is_alive(), "{outcome:?}");
                 }
-                // Nobody is left to undo it but the client, which is told so.
+                // The client alone is left to undo it, and its error says so.
                 (Victim::Helper, _) => assert!(subject.left().contains(&"others".into())),
             },
         );

@@ -52,7 +52,7 @@ fn numbers() -> (Spawned, tempfile::TempDir) {
     (program, folder)
 }
 
-/// What each writes from now on.
+/// The next text of each writer.
 #[track_caller]
 fn written(folder: &Path) -> [String; 3] {
     WRITERS.map(|name| {

@@ -1,4 +1,4 @@
-//! What a tracker and its clients send each other.
+//! The messages between a tracker and its clients.
 //!
 //! A tracker may be of an earlier version than its client: numbers of fields and kinds are never
 //! used again, and a kind that is not known is passed over.

@@ -12,7 +12,7 @@
 //! 2. At the instant all tasks are stopped: [`LiveMemory::begin_instant`] protects what is not
 //!    protected. That is little, when [`LiveMemory::protect_ahead`] has just done the same, and
 //!    found without a look at all page tables: where all pages were there and protected, one can be
-//!    open only if we lifted its protection, or if it was discarded, which is told.
+//!    open only if we lifted its protection or the program discarded it, and events tell both.
 //! 3. Afterwards [`LiveMemory::finish`] looks whether that was true, and copies the stale blocks. A
 //!    write to one waits until the thread of ours has copied the block: 64 KiB, into memory of at
 //!    most 64 MiB in all.

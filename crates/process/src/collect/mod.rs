@@ -78,7 +78,7 @@ pub(crate) struct Inventory {
     pub foreign: Vec<Vdso>,
     /// Hard links that were made for the image.
     pub links: Vec<Link>,
-    /// Whether there is anything in the tree that works while it is stopped.
+    /// True if the kernel works for the tree while it is stopped.
     pub works: bool,
     /// Memory that is registered with userfaultfds of the tree, by process.
     pub registered: Vec<(i32, Vec<Span>)>,
@@ -219,7 +219,7 @@ struct Settled {
     listed: Listed,
     /// The records of mappings that the kernel works on, by task.
     of_mappings: Vec<Option<Record>>,
-    /// Whether there is anything that works while the tree is stopped.
+    /// True if the kernel works for the tree while it is stopped.
     works: bool,
 }
 

@@ -311,23 +311,24 @@ pub fn is_unknown(
         Kind::Restart,
         Kind::ClockNanosleep,
     ];
-    let Some(call) = call(registers).filter(|call| GOES_ON.contains(&call.kind)) else {
-        return false;
-    };
     let (restart, instruction) = match registers.is_32_bit() {
         false => (Sysno::restart_syscall as i64, SYSCALL),
         true => (0, INT_80),
     };
-    match registers.result() {
-        ERESTART_RESTARTBLOCK => {
+    let is_about_to_go_on = || {
+        let code = memory(registers.at().0);
+        registers.result() == restart && code.is_some_and(|code| code.starts_with(&instruction))
+    };
+    match call(registers) {
+        // An interrupt held it up behind the way to user mode.
+        None => registers.call().is_none() && is_about_to_go_on(),
+        Some(call) if !GOES_ON.contains(&call.kind) => false,
+        Some(call) if registers.result() == ERESTART_RESTARTBLOCK => {
             let is_known = || original(&before.function, &registers.args()).is_some();
             call.kind == Kind::Restart && !is_known()
         }
-        // About to go on: a fault on the way to user mode has held it up.
-        result if result == restart => {
-            memory(registers.at().0).is_some_and(|code| code.starts_with(&instruction))
-        }
-        _ => false,
+        // A fault on the way to user mode held it up.
+        Some(_) => is_about_to_go_on(),
     }
 }
 
@@ -906,6 +907,10 @@ mod tests {
             assert!(unknown(number, went_on, "handle_userfault", syscall));
             assert!(!unknown(number, went_on, "", [0x48, 0x3d]), "a result");
         }
+        // Out of all calls, at the instruction with which it goes on.
+        assert!(unknown(u64::MAX, went_on, "", syscall));
+        assert!(!unknown(u64::MAX, went_on, "", [0x48, 0x3d]));
+        assert!(!unknown(u64::MAX, 7, "", syscall));
         assert!(!unknown(0, went_on, "", syscall), "so many bytes were read");
         assert!(!unknown(nr::FUTEX, ERESTART_RESTARTBLOCK, "", syscall));
     }
