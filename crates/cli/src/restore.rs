@@ -222,7 +222,7 @@ fn stay(root: Pid) -> ! {
     std::process::exit(code)
 }
 
-/// The life of the first process of the tree's pid namespace.
+/// The life of the copy in the tree's pid namespace: the first process, unless that is the root.
 fn stay_inside(mut options: Options, restored: &Restored, inner: Inner) -> ! {
     // It would keep others waiting for their end.
     options.restore.inherit_fds.clear();
@@ -242,7 +242,9 @@ fn stay_inside(mut options: Options, restored: &Restored, inner: Inner) -> ! {
             Status::Failed as i32
         }
     };
-    log::info!("the tree has ended: its root {} with {code}", restored.root);
+    if rustix::process::getpid().is_init() {
+        log::info!("the tree has ended: its root {} with {code}", restored.root);
+    }
     logfile::flush();
     std::process::exit(code)
 }

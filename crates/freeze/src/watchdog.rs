@@ -8,8 +8,10 @@
 //! or finishes what was begun.
 
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use guard::{Channel, Child, Helper, ListMessage};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Error, Result, stat_of};
@@ -184,8 +186,24 @@ pub fn send<'a>(targets: impl IntoIterator<Item = &'a Target>, signal: Signal) {
 /// Sends a signal to the task that was started then with this pid, if it is still there.
 pub fn signal(pid: i32, start_ticks: u64, signal: Signal) {
     let is_it = stat_of(pid).is_some_and(|stat| stat.start_ticks == start_ticks);
-    if let (true, Some(pid)) = (is_it, Pid::from_raw(pid)) {
-        let _ = kill_process(pid, signal);
+    match Pid::from_raw(pid).filter(|_| is_it) {
+        Some(init) if init.is_init() && signal == Signal::KILL => bind(pid),
+        Some(pid) => drop(kill_process(pid, signal)),
+        None => {}
+    }
+}
+
+/// Traces process 1 of this namespace, whose tracer has just ended or is about to: the kernel kills
+/// it when this process ends.
+fn bind(init: i32) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let begun = Instant::now();
+    while let Err(error) = sys::ptrace::seize(init, true) {
+        let is_traced = Errno::from_io_error(&error) == Some(Errno::PERM);
+        if !is_traced || begun.elapsed() > PATIENCE {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Plan → built: descriptors are open, the restore area is mapped and the scripts stand in it.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use abi::{Addr, Header, Op, PAGE_BYTES, Span};
@@ -27,6 +27,8 @@ const SCRATCH_BYTES: u64 = 24;
 pub(crate) struct Built {
     pub plan: Plan,
     pub area: RestoreArea,
+    /// The descriptor of its memory.
+    pub memory: RawFd,
     /// The address of each script's first op.
     pub scripts: Vec<Addr>,
     /// The control groups of the tree.
@@ -121,6 +123,7 @@ pub(crate) fn build(
     let memory = RestoreArea::memory(bytes, &code());
     let memory = memory.map_err(|e| Error::kernel("cannot make the restore area", e))?;
     let area = place_area(saved, &plan.taken, (bytes, memory.as_fd()))?;
+    let number = memory.as_raw_fd();
     // Closed with the others.
     pool.keep(memory);
     let span = area.span();
@@ -154,6 +157,7 @@ pub(crate) fn build(
     let built = Built {
         plan,
         area,
+        memory: number,
         scripts,
         groups,
     };

@@ -17,6 +17,9 @@ use store::Images;
 
 use crate::{Afterwards, DumpOptions, Error, Result, halt, links};
 
+/// The number of the first process of a pid namespace.
+const INIT: i32 = 1;
+
 /// How the tree of a dump is let go.
 pub(crate) struct Ending {
     afterwards: Afterwards,
@@ -173,6 +176,12 @@ fn kill(
     }
     stop_all(&frozen, &watchdog, &targets)?;
     for Target { pid, .. } in &targets {
+        if *pid == INIT {
+            // Nobody in its namespace can kill it. The kernel does when this process ends.
+            let bound = sys::ptrace::end_with_tracer(*pid);
+            bound.map_err(|e| Error::kernel("cannot bind process 1 to this one's end", e))?;
+            continue;
+        }
         let killed = kill_process(Pid::from_raw(*pid).expect("a pid is not 0"), Signal::KILL);
         killed.map_err(|e| Error::kernel(format!("cannot kill pid {pid}"), e))?;
     }
@@ -181,12 +190,14 @@ fn kill(
     }
     watchdog.dismiss();
     // What is left to do here is done while they end, and the watchdog as well.
-    let tids = frozen
-        .tasks
-        .into_iter()
-        .flat_map(forget)
-        .collect::<Vec<_>>();
-    tids.into_iter().for_each(bury);
+    let mut ending = Vec::new();
+    for task in frozen.tasks {
+        let is_init = task.pid() == INIT;
+        let tids = forget(task);
+        // Those of process 1 stand until this process ends.
+        ending.extend(tids.into_iter().filter(|_| !is_init));
+    }
+    ending.into_iter().for_each(bury);
     Ok(())
 }
 

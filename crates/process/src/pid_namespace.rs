@@ -11,10 +11,15 @@
 //! and its end is the end of everything in the namespace. From [`Stage::PreResume`] on it goes on
 //! alone. The copy of a dump is tied to the process outside until it ends.
 //!
+//! A tree whose root is process 1 itself gets a namespace that the process outside makes around it
+//! ([`Init`]): the root waits there, the copy is another process, has it begin and ends when the
+//! tree runs. At a dump nobody inside can kill process 1. The copy traces it, and the kernel kills
+//! it when its tracer ends; so it goes last, and everything in the namespace with it.
+//!
 //! - What: pid namespaces
-//! - Kept: one of the whole tree, of which the first process is `stillframe-init`: of a tree that
-//!   `restore --new-pid-ns` has brought back. Tasks have their numbers again, and /proc is of the
-//!   namespace.
+//! - Kept: one of the whole tree, of which the first process is the tree's root, or
+//!   `stillframe-init`: of a tree that `restore --new-pid-ns` has brought back. Tasks have their
+//!   numbers again, and /proc is of the namespace.
 //! - At a restore: "a process with number 1, which is the namespace's own"; "a pid namespace goes
 //!   without …" (`--lazy-pages`, `--shell-job`, `--restore-sibling`, `--leave-stopped`).
 //! - CRIU 4.2: keeps those whose first process is the tree's root; has no `--new-pid-ns`.
@@ -32,6 +37,7 @@ use rustix::process::{
     wait, waitpid,
 };
 use sys::fork::{Fork, fork_in, fork_init};
+use sys::init::Init;
 use sys::process::Process;
 use sys::{mounts, procfs};
 
@@ -52,6 +58,10 @@ pub enum Side {
 pub struct Outer {
     copy: Pid,
     link: Channel,
+    /// The first process of a namespace that is made, where that is the tree's root.
+    first: Option<Init>,
+    /// The root of a tree that is dumped, where that is process 1 of its namespace.
+    victim: Option<OwnedFd>,
 }
 
 /// The copy in the namespace.
@@ -61,6 +71,8 @@ pub struct Inner {
     /// The root's number in the namespace, and outside as far as that is known.
     root: Option<Pid>,
     root_outside: Option<Pid>,
+    /// The first process of a namespace that is made, where that is the tree's root.
+    pub(crate) first: Option<Init>,
 }
 
 /// The end of the wait outside.
@@ -121,18 +133,53 @@ fn stage_number(stage: Stage) -> u32 {
 }
 
 /// Makes a namespace for a tree, and in it a copy of this process that has a mount namespace and a
-/// /proc of its own.
+/// /proc of its own. Numbers that the kernel chooses in there are above those of the tree, so that
+/// helpers of the restore take none of them.
 ///
 /// # Errors
 /// [`Error::Threads`]; [`Error::Kernel`] without the right to make namespaces. The copy, too,
 /// returns an error when it has no /proc.
-pub(crate) fn make() -> Result<Side> {
-    let side = split(fork_init)?;
+pub(crate) fn make(saved: &Saved<'_>) -> Result<Side> {
+    let last = last_number(saved)?;
+    let has_init = saved.tasks[0].node.pid == 1;
+    let side = if has_init {
+        make_around(last)?
+    } else {
+        split(fork_init)?
+    };
     if let Side::Inner(_) = side {
         let mounted = mounts::mount_own_procfs();
         mounted.map_err(|e| Error::kernel("cannot mount a /proc of the namespace", e))?;
+        if !has_init {
+            let set = procfs::write("sys/kernel/ns_last_pid", last.to_string());
+            set.map_err(|e| Error::kernel("cannot set /proc/sys/kernel/ns_last_pid", e))?;
+        }
     }
     Ok(side)
+}
+
+/// Makes a namespace whose first process waits to be the root of the tree, and a copy of this
+/// process in there.
+fn make_around(last: i32) -> Result<Side> {
+    let failed = |e| Error::kernel("cannot make a pid namespace", e);
+    let first = Init::make(last).map_err(failed)?;
+    let pids = Process::new(first.pid().as_raw_nonzero().get());
+    let side = pids.open("ns/pid").map_err(failed);
+    let side = side.and_then(|pids| split(|| fork_in(pids.as_fd())));
+    match side {
+        Ok(Side::Outer(outer)) => Ok(Side::Outer(Outer {
+            first: Some(first),
+            ..outer
+        })),
+        Ok(Side::Inner(inner)) => Ok(Side::Inner(Inner {
+            first: Some(first),
+            ..inner
+        })),
+        Err(error) => {
+            first.end();
+            Err(error)
+        }
+    }
 }
 
 /// Makes a copy of this process in the namespaces of pids and mounts of process `root`, if these
@@ -169,6 +216,9 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
     if !mounts::differ_by_procfs_alone(&process).map_err(failed)? {
         return Ok(None);
     }
+    let init = inside.is_init();
+    let init = init.then(|| pidfd_open(root, PidfdFlags::empty()));
+    let victim = init.transpose().map_err(|errno| failed(errno.into()))?;
     let side = split(|| fork_in(pids.as_fd()))?;
     Ok(Some(match side {
         Side::Inner(inner) => {
@@ -178,7 +228,7 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
                 ..inner
             })
         }
-        outer @ Side::Outer(_) => outer,
+        Side::Outer(outer) => Side::Outer(Outer { victim, ..outer }),
     }))
 }
 
@@ -187,7 +237,12 @@ fn split(fork: impl FnOnce() -> io::Result<Fork>) -> Result<Side> {
     let (outer, inner) =
         Channel::pair().map_err(|e| Error::kernel("cannot make a pair of sockets", e))?;
     match fork() {
-        Ok(Fork::Parent(copy)) => Ok(Side::Outer(Outer { copy, link: outer })),
+        Ok(Fork::Parent(copy)) => Ok(Side::Outer(Outer {
+            copy,
+            link: outer,
+            first: None,
+            victim: None,
+        })),
         Ok(Fork::Child) => {
             drop(outer);
             let tied = set_parent_process_death_signal(Some(Signal::KILL));
@@ -196,6 +251,7 @@ fn split(fork: impl FnOnce() -> io::Result<Fork>) -> Result<Side> {
                 link: inner,
                 root: None,
                 root_outside: None,
+                first: None,
             }))
         }
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Threads),
@@ -219,9 +275,8 @@ pub(crate) fn check(options: &RestoreOptions) -> Result<()> {
     }
 }
 
-/// Has numbers that the kernel chooses in this namespace begin above those of the tree, so that
-/// helpers of the restore take none of them.
-pub(crate) fn keep_clear_of(saved: &Saved<'_>) -> Result<()> {
+/// The highest number of the tree.
+fn last_number(saved: &Saved<'_>) -> Result<i32> {
     let tids = saved.tasks.iter().flat_map(|task| &task.threads);
     let tids = tids.map(|thread| thread.tid);
     let groups = saved.tasks.iter().flat_map(|task| {
@@ -229,13 +284,11 @@ pub(crate) fn keep_clear_of(saved: &Saved<'_>) -> Result<()> {
         [node.pid, node.group, node.session]
     });
     let all = tids.chain(groups).collect::<Vec<_>>();
-    if all.contains(&1) {
+    if all.contains(&1) && saved.tasks[0].node.pid != 1 {
         let what = "a process with number 1, which is the namespace's own".to_owned();
         return Err(Error::Unfit(what));
     }
-    let last = all.into_iter().max().unwrap_or_default();
-    let set = procfs::write("sys/kernel/ns_last_pid", last.to_string());
-    set.map_err(|e| Error::kernel("cannot set /proc/sys/kernel/ns_last_pid", e))
+    Ok(all.into_iter().max().unwrap_or_default())
 }
 
 impl Outer {
@@ -261,12 +314,28 @@ impl Outer {
                 sent => sent.map_err(failed)?,
             }
             match (event.is_last, root) {
-                (true, Some(root)) => return Ok(Outcome::Runs(root)),
+                (true, Some(root)) => {
+                    // The root is the first process of the namespace: the copy has done its work.
+                    let ended = self.first.as_ref().map(|_| self.wait_for_copy());
+                    ended.transpose()?;
+                    return Ok(Outcome::Runs(root));
+                }
                 (true, None) => return Err(failed(guard::invalid("no root came along"))),
                 (false, _) => {}
             }
         }
-        self.wait().map(Outcome::Ended)
+        let status = self.wait_for_copy()?;
+        if let Some(first) = &self.first {
+            first.end();
+        }
+        // The kernel has killed it when its tracer, the copy, ended, where that was wanted.
+        if let Some(victim) = &self.victim {
+            let number = number_outside(victim);
+            if number.is_ok_and(|pid| sys::ending::is_ending(pid.as_raw_nonzero().get())) {
+                guard::wait_for_end(victim);
+            }
+        }
+        Ok(Outcome::Ended(status))
     }
 
     /// The error for work that has ended so, where that is no success.
@@ -284,11 +353,19 @@ impl Outer {
         }
     }
 
-    /// Waits until the copy has ended, and gives how.
+    /// Waits until the tree has ended that the copy has brought back, and gives how its root has.
     ///
     /// # Errors
     /// [`Error::Kernel`].
     pub fn wait(&self) -> Result<WaitStatus> {
+        let Some(first) = &self.first else {
+            return self.wait_for_copy();
+        };
+        let ended = first.wait();
+        ended.map_err(|e| Error::kernel("cannot wait for the root's end", e))
+    }
+
+    fn wait_for_copy(&self) -> Result<WaitStatus> {
         let all = WaitOptions::empty();
         let ended = rustix::io::retry_on_intr(|| waitpid(Some(self.copy), all));
         match ended {
@@ -312,9 +389,10 @@ impl Inner {
         self.root_outside
     }
 
-    /// Tells outside that the tree runs, and lives on as the first process of the namespace, which
-    /// the kernel ends with it: until nobody else is there. Gives how the root has ended. Where it
-    /// is `detached`, its standard streams are /dev/null, so that nobody waits for their end.
+    /// Tells outside that the tree runs. Where the root is not the first process of the namespace,
+    /// this one lives on as that, since the kernel ends the namespace with it: until nobody else is
+    /// there. Gives how the root has ended. Where it is `detached`, its standard streams are
+    /// /dev/null, so that nobody waits for their end.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -338,6 +416,9 @@ impl Inner {
             log::warn!("the restorer is gone: {error}");
         }
         drop(self.link);
+        if !rustix::process::getpid().is_init() {
+            return Ok(None);
+        }
         let mut ended = None;
         loop {
             match wait(WaitOptions::empty()) {

@@ -18,12 +18,13 @@ use std::time::Instant;
 use ending::Adopting;
 use image::Reader;
 pub use job::Job;
-use loaded::Loaded;
+use loaded::{Loaded, Origin};
 use resources::Inherited;
 use resources::cgroup::{Membership, Mode};
 use resources::map::placed;
 use resources::task::{PartState, keyrings};
 use rustix::process::Pid;
+use sys::init::Init;
 
 use crate::alone::Alone;
 use crate::build::build;
@@ -75,7 +76,8 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     check_machine(&reader)?;
     crate::alone::check_threads()?;
     let saved = Saved::read(&reader)?;
-    let wants_namespace = options.new_pid_ns || saved.tree.has_pid_ns;
+    let has_init = saved.tasks[0].node.pid == 1;
+    let wants_namespace = options.new_pid_ns || saved.tree.has_pid_ns || has_init;
     if wants_namespace {
         pid_namespace::check(options)?;
     }
@@ -83,14 +85,15 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
     if !wants_namespace {
-        return bring_back_here(options, &reader, saved, began, observer);
+        return bring_back_here(options, &reader, saved, None, began, observer);
     }
     observer.fork();
-    match pid_namespace::make()? {
+    match pid_namespace::make(&saved)? {
         Side::Outer(outer) => attend(outer, &saved, began, observer),
         Side::Inner(mut inner) => {
-            pid_namespace::keep_clear_of(&saved)?;
-            let restored = bring_back_here(options, &reader, saved, began, &mut inner)?;
+            let init = inner.first.take();
+            let restored =
+                bring_back_here(options, &reader, saved, init.as_ref(), began, &mut inner)?;
             Ok(Restored {
                 root: inner.root_outside().unwrap_or(restored.root),
                 namespace: Some(Side::Inner(inner)),
@@ -115,16 +118,9 @@ fn attend(
             return Err(Error::Inside { code: 1 });
         }
     };
-    let threads = saved.tasks.iter().map(|task| task.threads.len() as u64);
     Ok(Restored {
-        root,
-        tasks: saved.tasks.len() as u64,
-        threads: threads.sum(),
-        filled_pages: 0,
-        total_us: as_micros(began.elapsed()),
-        job: None,
-        lazy: None,
         namespace: Some(Side::Outer(outer)),
+        ..Restored::of(saved, root, began)
     })
 }
 
@@ -133,6 +129,7 @@ fn bring_back_here(
     options: &RestoreOptions,
     reader: &Arc<Reader>,
     mut saved: Saved<'_>,
+    init: Option<&Init>,
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Restored> {
@@ -159,6 +156,7 @@ fn bring_back_here(
         saved,
         reader,
         lazy,
+        init,
     };
     let mut waiting = taken::Waiting::default();
     loop {
@@ -201,6 +199,8 @@ struct Image<'a> {
     processor: Option<Processor>,
     /// Who brings pages in when they are touched.
     lazy: Option<Client>,
+    /// The root, where it is process 1 of a pid namespace and waits to begin.
+    init: Option<&'a Init>,
 }
 
 /// Refuses what this host has too little of for the tree, before anything is made.
@@ -222,13 +222,17 @@ fn bring_back(
         reader,
         saved,
         lazy,
+        init,
         ..
     } = image;
     let setting = with_keys(options, saved, inherited.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
-    taken::check_free(root_pid)?;
+    let origin = Origin::new(*init, options.sibling);
+    if init.is_none() {
+        taken::check_free(root_pid)?;
+    }
     check_host(saved, reader)?;
     // Before any timer is set.
     let clocks = saved.clocks.filter(|_| options.timens);
@@ -243,7 +247,7 @@ fn bring_back(
     log::info!("{} scripts are built", built.plan.scripts.len());
     // A task whose call fails ends by itself, and leaves those that it has made.
     let adopting = Adopting::begin();
-    let loaded = Loaded::new(&built, root, options.sibling, clocks)?;
+    let loaded = Loaded::new(&built, root, &origin, clocks)?;
     let filled_pages = loaded.fill(reader, lazy.as_ref())?;
     log::info!("{filled_pages} pages are filled from outside");
     loaded.wait_ready()?;
@@ -265,21 +269,31 @@ fn bring_back(
     if let (Err(_), Some(job)) = (&gone, &mut job) {
         job.take_back();
     }
-    let leftover = gone?;
-    drop(leftover);
-    let threads = built.plan.threads.len() as u64;
+    drop(gone?);
     built.succeed();
     announce(observer, Stage::PostResume, root_pid)?;
     Ok(Restored {
-        root: root_pid,
-        tasks: saved.tasks.len() as u64,
-        threads,
         filled_pages,
-        total_us: as_micros(began.elapsed()),
         job,
-        lazy: None,
-        namespace: None,
+        ..Restored::of(saved, root_pid, began)
     })
+}
+
+impl Restored {
+    /// The report of a tree that was brought back since `began`.
+    fn of(saved: &Saved<'_>, root: Pid, began: Instant) -> Self {
+        let threads = saved.tasks.iter().map(|task| task.threads.len() as u64);
+        Self {
+            root,
+            tasks: saved.tasks.len() as u64,
+            threads: threads.sum(),
+            filled_pages: 0,
+            total_us: as_micros(began.elapsed()),
+            job: None,
+            lazy: None,
+            namespace: None,
+        }
+    }
 }
 
 /// Tells that a stage of the restore of the tree under `root` is reached.
@@ -318,7 +332,9 @@ pub(crate) fn setting(
         resources::task::prepare();
         keyrings::own_is_unset()
     });
-    let parent = if options.sibling { 0 } else { own };
+    let root = saved.tasks[0].node.pid;
+    // The parent of the first process of a namespace is outside.
+    let parent = if options.sibling || root == 1 { 0 } else { own };
     Ok(Setting {
         parent,
         open_files: open_files(saved, &inherited),

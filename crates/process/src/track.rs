@@ -4,6 +4,11 @@
 //! are not tracked yet are registered, and the kernel is asked what was written. What is not known
 //! to be as it was is read: mappings that are new, have moved or cannot be registered, tasks that
 //! have called execve(2), and everything after a round that failed.
+//!
+//! - What: memory of tasks that is tracked between dumps
+//! - Kept: their memory; that it is tracked is not seen.
+//! - Refused: "process 1 of its pid namespace, of which the tracker would be a child".
+//! - CRIU 4.2: the kernel tracks it by soft-dirty bits, with no process.
 
 mod bits;
 
@@ -76,8 +81,13 @@ impl Tracking {
     /// none.
     ///
     /// # Errors
-    /// Those of [`Way::check`] and [`Client::find_or_start`].
+    /// Those of [`Way::check`] and [`Client::find_or_start`]; [`resources::Error::Unsupported`] for
+    /// process 1 of this namespace, whose child the tracker would become.
     pub fn start(root: i32) -> Result<Self> {
+        if root == 1 {
+            let what = "process 1 of its pid namespace, of which the tracker would be a child,";
+            return Err(resources::Error::unsupported(root, what).into());
+        }
         Way::here().check(root)?;
         Ok(Self::new(Client::find_or_start(root)?))
     }

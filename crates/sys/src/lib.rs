@@ -23,6 +23,7 @@ pub mod fork;
 pub mod freeze;
 pub mod identity;
 pub mod inherited;
+pub mod init;
 pub mod inotify;
 pub mod io_class;
 pub mod job;

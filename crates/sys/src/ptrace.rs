@@ -132,6 +132,15 @@ pub fn report_exit(tid: i32, unfiltered: bool) -> io::Result<()> {
     control(Control::SetOptions, tid, all)
 }
 
+/// Has the kernel kill the process of a stopped thread when its tracer ends: process 1 of a pid
+/// namespace as well, which no signal from inside of that kills.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn end_with_tracer(tid: i32) -> io::Result<()> {
+    control(Control::SetOptions, tid, options(true))
+}
+
 /// Asks a seized thread, running or not, to stop (`PTRACE_INTERRUPT`).
 ///
 /// Any other stop takes the place of the one that was asked for, that for a signal as well: the

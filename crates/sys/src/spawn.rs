@@ -3,6 +3,7 @@
 use std::io;
 
 use abi::Addr;
+use rustix::process::Pid;
 
 /// Where a new process begins.
 #[derive(Clone, Copy, Debug)]
@@ -91,8 +92,43 @@ pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes a copy of this process, which has one thread and blocks all signals, as the first process
+/// of a new pid namespace: `None` in the copy. The C library does not know of it.
+///
+/// # Errors
+/// As clone(2).
+pub(crate) fn clone_init() -> io::Result<Option<Pid>> {
+    let flags = libc::CLONE_NEWPID.cast_unsigned();
+    let args = CloneArgs {
+        flags: u64::from(flags) | linux_raw_sys::general::CLONE_CLEAR_SIGHAND,
+        exit_signal: libc::SIGCHLD.cast_unsigned().into(),
+        ..CloneArgs::default()
+    };
+    // SAFETY: the copy goes on here with memory of its own, and with the only thread there is.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) } {
+        ..0 => Err(io::Error::last_os_error()),
+        pid => Ok(Pid::from_raw(pid as i32)),
+    }
+}
+
+/// Has this process, of one thread, run a script from here on.
+pub(crate) fn enter(entry: Entry) -> ! {
+    // SAFETY: nothing of this program runs any more.
+    unsafe {
+        std::arch::asm!(
+            "mov r12, r8",
+            "mov r13, r9",
+            "jmp r10",
+            in("r8") entry.ops.0,
+            in("r9") entry.header.0,
+            in("r10") entry.code.0,
+            options(noreturn),
+        );
+    }
+}
+
 /// Sets this thread's mask of blocked signals and gives the old one; bit 0 is signal 1.
-fn set_mask(mask: u64) -> u64 {
+pub(crate) fn set_mask(mask: u64) -> u64 {
     let mut old = 0u64;
     let (new, old_at) = (&raw const mask, &raw mut old);
     // SAFETY: both masks outlive the call and have the kernel's size of 8 bytes.

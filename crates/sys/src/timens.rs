@@ -108,6 +108,14 @@ impl ForChildren {
         Ok(made)
     }
 
+    /// The namespace.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn namespace(&self) -> io::Result<OwnedFd> {
+        open("/proc/self/ns/time_for_children", OFlags::RDONLY)
+    }
+
     /// Has the processes that are made from now on be forked into this process's own namespace
     /// again.
     ///

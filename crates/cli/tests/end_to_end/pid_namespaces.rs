@@ -12,6 +12,17 @@ use testkit::{needs_program, needs_root, tree};
 
 use crate::stillframe;
 
+/// Stillframe; where the peer is tested, which has no such option, the test is skipped.
+macro_rules! ours {
+    () => {{
+        let stillframe = stillframe();
+        if stillframe.is_peer() {
+            testkit::skip!("the peer has no such option");
+        }
+        stillframe
+    }};
+}
+
 /// A process with a thread and a child. Each writes what it knows of its numbers to a file of its
 /// own, over and over.
 const NUMBERS: &str = r#"
@@ -41,15 +52,59 @@ const WRITERS: [&str; 3] = ["root", "thread", "child"];
 
 /// The program, and its folder.
 fn numbers() -> (Spawned, tempfile::TempDir) {
+    numbers_by(Program::new("python3"))
+}
+
+fn numbers_by(program: Program) -> (Spawned, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let program = Program::new("python3")
-        .args(["-c", NUMBERS])
-        .arg(folder.path())
-        .spawn();
+    let program = program.args(["-c", NUMBERS]).arg(folder.path()).spawn();
     WRITERS
         .iter()
         .for_each(|name| program.wait_file(&folder.path().join(name)));
     (program, folder)
+}
+
+/// The same as process 1 of a pid namespace, and its root by its number outside. Who has made the
+/// namespace ends with it.
+fn numbers_from_1() -> (Spawned, tempfile::TempDir, u32) {
+    let unshare = ["--pid", "--fork", "--mount-proc", "setsid", "python3"];
+    let (program, folder) = numbers_by(Program::new("unshare").args(unshare));
+    let root = tree::children(program.pid())[0];
+    assert_eq!(numbers_of(root), [root, 1]);
+    (program, folder, root)
+}
+
+/// The processes that write to this folder and are process 1 of a namespace.
+fn firsts(folder: &Path) -> Vec<u32> {
+    let folder = folder.to_str().expect("text").as_bytes();
+    let writes = |pid: &u32| {
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command.windows(folder.len()).any(|part| part == folder)
+    };
+    let all = fs::read_dir("/proc").expect("it is there").flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let firsts = all.filter(|pid| numbers_of(*pid).get(1) == Some(&1));
+    let firsts = firsts.filter(|pid| !sys::ending::is_ending(pid.cast_signed()));
+    firsts.filter(writes).collect()
+}
+
+/// Kills process 1 of a namespace, and all in there with it.
+#[track_caller]
+fn end_first(root: u32) {
+    assert!(tree::signal(root, Signal::KILL));
+    wait_for_first(root);
+}
+
+/// Waits for the end of process 1 of a namespace, which stays until all in there are reaped: the
+/// copy of a killed command is an orphan, and so a child of this process.
+#[track_caller]
+fn wait_for_first(root: u32) {
+    wait_until("the end of the namespace", SOON, || {
+        let ended = tree::children(std::process::id()).into_iter();
+        let ended = ended.filter(|pid| !tree::is_alive(*pid) && numbers_of(*pid).len() > 1);
+        ended.for_each(tree::reap);
+        !tree::is_alive(root)
+    });
 }
 
 /// The next text of each writer.
@@ -100,10 +155,7 @@ fn end(root: u32) {
 fn trees_have_the_same_numbers_in_three_namespaces_at_once() {
     needs_root!();
     needs_program!("python3");
-    let stillframe = stillframe();
-    if stillframe.is_peer() {
-        testkit::skip!("the peer has no such option");
-    }
+    let stillframe = ours!();
     let (program, folder) = numbers();
     let (pid, child) = (program.pid(), tree::children(program.pid())[0]);
     let before = written(folder.path());
@@ -127,10 +179,7 @@ fn trees_have_the_same_numbers_in_three_namespaces_at_once() {
 fn tree_in_a_namespace_goes_through_all_dumps_and_comes_back_in_one() {
     needs_root!();
     needs_program!("python3");
-    let stillframe = stillframe();
-    if stillframe.is_peer() {
-        testkit::skip!("the peer has no such option");
-    }
+    let stillframe = ours!();
     let (program, folder) = numbers();
     let (pid, before) = (program.pid(), written(folder.path()));
     stillframe.dump(pid, &[]).must();
@@ -158,10 +207,7 @@ fn tree_in_a_namespace_goes_through_all_dumps_and_comes_back_in_one() {
 fn rounds_of_a_tree_in_a_namespace_follow_each_other() {
     needs_root!();
     needs_program!("python3");
-    let stillframe = stillframe();
-    if stillframe.is_peer() {
-        testkit::skip!("the peer has no such option");
-    }
+    let stillframe = ours!();
     let (program, folder) = numbers();
     let (pid, before) = (program.pid(), written(folder.path()));
     stillframe.dump(pid, &[]).must();
@@ -179,10 +225,7 @@ fn rounds_of_a_tree_in_a_namespace_follow_each_other() {
 fn restorer_that_waits_ends_with_the_tree() {
     needs_root!();
     needs_program!("python3");
-    let stillframe = stillframe();
-    if stillframe.is_peer() {
-        testkit::skip!("the peer has no such option");
-    }
+    let stillframe = ours!();
     let (program, folder) = numbers();
     stillframe.dump(program.pid(), &[]).must();
     let pidfile = folder.path().join("root.pid");
@@ -210,10 +253,7 @@ fn restorer_that_waits_ends_with_the_tree() {
 fn killed_restore_leaves_a_whole_tree_or_nothing() {
     needs_root!();
     needs_program!("python3");
-    let stillframe = stillframe();
-    if stillframe.is_peer() {
-        testkit::skip!("the peer has no such option");
-    }
+    let stillframe = ours!();
     let (program, folder) = numbers();
     stillframe.dump(program.pid(), &[]).must();
     let mut chance = Chance::of("killed_restore_leaves_a_whole_tree_or_nothing");
@@ -247,15 +287,135 @@ fn killed_restore_leaves_a_whole_tree_or_nothing() {
 #[test]
 fn options_about_processes_outside_are_refused() {
     needs_root!();
-    let stillframe = stillframe();
-    if stillframe.is_peer() {
-        testkit::skip!("the peer has no such option");
-    }
+    let stillframe = ours!();
     let program = Program::new("sleep").arg("1000").spawn();
     stillframe.dump(program.pid(), &["--leave-running"]).must();
     for option in ["--shell-job", "--lazy-pages", "--leave-stopped"] {
         let refused = stillframe.restore(&["--new-pid-ns", "--restore-detached", option]);
         let why = format!("a pid namespace goes without {option}");
         refused.must_fail().names(&[&why]);
+    }
+}
+
+#[test]
+fn tree_of_process_1_goes_through_all_dumps() {
+    needs_root!();
+    needs_program!("python3");
+    needs_program!("unshare");
+    let stillframe = ours!();
+    let (_maker, folder, mut root) = numbers_from_1();
+    let before = written(folder.path());
+    for round in 0..3 {
+        stillframe.clear();
+        stillframe.dump(root, &["--live"]).must();
+        stillframe.clear();
+        stillframe.dump(root, &["--leave-running"]).must();
+        assert_eq!(written(folder.path()), before, "round {round}");
+        let refused = stillframe.pre_dump(root, &[]);
+        refused
+            .must_fail()
+            .names(&["process 1 of its pid namespace"]);
+        stillframe.clear();
+        stillframe.dump(root, &[]).must();
+        assert!(!tree::is_alive(root), "the dump waits for its end");
+        root = restore(&stillframe, &[]);
+        assert_eq!(numbers_of(root), [root, 1]);
+        assert_eq!(numbers_of(tree::children(root)[0])[1..], [2]);
+        assert_eq!(written(folder.path()), before, "round {round}");
+    }
+    end_first(root);
+}
+
+#[test]
+fn trees_of_process_1_run_side_by_side() {
+    needs_root!();
+    needs_program!("python3");
+    needs_program!("unshare");
+    let stillframe = ours!();
+    let (_maker, folder, root) = numbers_from_1();
+    let before = written(folder.path());
+    stillframe.dump(root, &[]).must();
+    let roots = [(); 3].map(|()| restore(&stillframe, &[]));
+    for root in roots {
+        assert_eq!(numbers_of(root), [root, 1]);
+    }
+    for root in &roots[1..] {
+        end_first(*root);
+    }
+    assert_eq!(written(folder.path()), before);
+    // The restorer is not among them.
+    let in_it = numbers_of(roots[0]);
+    assert_eq!(firsts(folder.path()), in_it[..1]);
+    end_first(roots[0]);
+}
+
+#[test]
+fn restorer_that_waits_ends_with_process_1() {
+    needs_root!();
+    needs_program!("python3");
+    needs_program!("unshare");
+    let stillframe = ours!();
+    let (_maker, folder, root) = numbers_from_1();
+    stillframe.dump(root, &[]).must();
+    let mut restorer = stillframe.command(&["restore", "-D"]);
+    let restorer = restorer.arg(stillframe.images()).spawn();
+    let (mut restorer, path) = (restorer.expect("it runs"), folder.path());
+    let root = wait_for("a tree", SOON, || firsts(path).first().copied());
+    written(path);
+    assert!(restorer.try_wait().expect("a child").is_none());
+    assert_eq!(tree::parent(root), Some(restorer.id()));
+    end_first(root);
+    assert!(restorer.wait().expect("a child").success());
+}
+
+#[test]
+fn killed_dump_of_process_1_leaves_the_tree_or_an_image() {
+    needs_root!();
+    needs_program!("python3");
+    needs_program!("unshare");
+    let stillframe = ours!();
+    let mut chance = Chance::of("killed_dump_of_process_1_leaves_the_tree_or_an_image");
+    for _ in 0..15 {
+        stillframe.clear();
+        let (_maker, folder, root) = numbers_from_1();
+        let command = stillframe.dump_command(root, &[]);
+        stillframe.kill_after(command, Duration::from_micros(chance.below(60_000)));
+        wait_until("nothing to be left of the dump", SOON, || {
+            stillframe.helpers().is_empty()
+        });
+        let mut check = stillframe.command(&["show", "-D"]);
+        let is_whole = check.arg(stillframe.images()).output();
+        let root = match is_whole.expect("it runs").status.success() {
+            false => root,
+            true => {
+                wait_for_first(root);
+                restore(&stillframe, &[])
+            }
+        };
+        written(folder.path());
+        end_first(root);
+    }
+}
+
+#[test]
+fn killed_restore_of_process_1_leaves_a_whole_tree_or_nothing() {
+    needs_root!();
+    needs_program!("python3");
+    needs_program!("unshare");
+    let stillframe = ours!();
+    let (_maker, folder, root) = numbers_from_1();
+    stillframe.dump(root, &[]).must();
+    let mut chance = Chance::of("killed_restore_of_process_1_leaves_a_whole_tree_or_nothing");
+    for _ in 0..20 {
+        let command = stillframe.restore_command(&[]);
+        stillframe.kill_after(command, Duration::from_micros(chance.below(60_000)));
+        wait_until("nothing to be left of the restore", SOON, || {
+            stillframe.helpers().is_empty()
+        });
+        if let Some(root) = firsts(folder.path()).first() {
+            written(folder.path());
+            end_first(*root);
+        }
+        assert_eq!(firsts(folder.path()), [0; 0]);
     }
 }

@@ -2,13 +2,16 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use abi::{Addr, Op, offset};
 use image::Reader;
+use sys::init::{Init, Start};
 use sys::ptrace::{self, Event};
 use sys::spawn::{Entry, spawn};
+use sys::timens::ForChildren;
 
 use super::ending::{descends, kill_tree, parents};
 use super::running::Running;
@@ -27,6 +30,28 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long a thread that ends may take for it.
 const ENDING_MAX: Duration = Duration::from_secs(10);
 
+/// The maker of the root.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin<'a> {
+    /// The restorer, whose child it is.
+    Child,
+    /// The restorer, whose parent's child it is.
+    Sibling,
+    /// The process outside of its pid namespace, of which it is process 1 and waits to begin.
+    Init(&'a Init),
+}
+
+impl<'a> Origin<'a> {
+    /// That of a root that waits to begin, if it does; otherwise it is made.
+    pub fn new(init: Option<&'a Init>, is_sibling: bool) -> Self {
+        match init {
+            Some(init) => Self::Init(init),
+            None if is_sibling => Self::Sibling,
+            None => Self::Child,
+        }
+    }
+}
+
 /// The root task runs its script. Dropping this kills it, and with it every task that it made.
 pub(super) struct Loaded<'a> {
     built: &'a Built,
@@ -37,34 +62,24 @@ pub(super) struct Loaded<'a> {
 }
 
 impl<'a> Loaded<'a> {
-    /// Makes the root, whose clocks and those of the whole tree go on as `clocks` says.
+    /// Makes the root as `origin` says, whose clocks and those of the whole tree go on as `clocks`
+    /// says.
     pub(super) fn new(
         built: &'a Built,
         root: i32,
-        sibling: bool,
+        origin: &Origin<'_>,
         clocks: Option<Resumed>,
     ) -> Result<Self> {
-        let span = built.area.span();
-        let entry = Entry {
-            code: span.start,
-            ops: built.scripts[0],
-            header: built.header(),
-        };
         let namespace = clocks.map(|clocks| clocks.for_children(root)).transpose()?;
-        spawn(root, sibling, entry).map_err(|error| match error.raw_os_error() {
-            Some(EEXIST) => Error::Taken {
-                pid: root,
-                by: Holder::Unseen,
-            },
-            _ => Error::kernel(format!("cannot make a task with pid {root}"), error),
-        })?;
+        let namespace = namespace.flatten();
+        begin(built, root, origin, namespace.as_ref())?;
         let loaded = Self {
             built,
             root,
             armed: true,
             traced: RefCell::default(),
         };
-        if let Some(namespace) = namespace.flatten() {
+        if let Some(namespace) = namespace {
             let left = namespace.leave();
             left.map_err(|e| Error::kernel("cannot leave the time namespace of the tree", e))?;
         }
@@ -257,6 +272,44 @@ impl Drop for Loaded<'_> {
 }
 
 /// Begins to trace a thread, which is killed from now on if this process ends.
+/// Has the root run its script.
+fn begin(
+    built: &Built,
+    root: i32,
+    origin: &Origin<'_>,
+    namespace: Option<&ForChildren>,
+) -> Result<()> {
+    let span = built.area.span();
+    let entry = Entry {
+        code: span.start,
+        ops: built.scripts[0],
+        header: built.header(),
+    };
+    let failed = |error| Error::kernel(format!("cannot make a task with pid {root}"), error);
+    let sibling = match origin {
+        Origin::Child => false,
+        Origin::Sibling => true,
+        Origin::Init(init) => {
+            let clocks = namespace.map(ForChildren::namespace).transpose();
+            let clocks = clocks.map_err(failed)?;
+            let start = Start {
+                entry,
+                area: span,
+                memory: built.memory,
+                clocks: clocks.as_ref().map(OwnedFd::as_raw_fd),
+            };
+            return init.begin(&start).map_err(failed);
+        }
+    };
+    spawn(root, sibling, entry).map_err(|error| match error.raw_os_error() {
+        Some(EEXIST) => Error::Taken {
+            pid: root,
+            by: Holder::Unseen,
+        },
+        _ => failed(error),
+    })
+}
+
 fn seize(staying: &Staying) -> Result<()> {
     let tid = staying.tid;
     let (seized, unfiltered) = match staying.is_filtered {

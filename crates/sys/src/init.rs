@@ -1,0 +1,297 @@
+//! The first process of a new pid namespace, made before anybody else is in there: it waits until
+//! a process of that namespace tells it what to run.
+//!
+//! A namespace has no other processes before its first one (pid_namespaces(7)), so who is to work
+//! inside of it cannot make that one. It is a copy of the process outside, and takes over from the
+//! one inside what a child of that one would have: descriptors, mounts, clocks and the restore
+//! area.
+
+use std::io::{self, Error};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use abi::{Addr, Span};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid,
+};
+
+use crate::procfs;
+use crate::restore_area::RestoreArea;
+use crate::spawn::{self, Entry};
+
+/// The first process of a pid namespace, which waits for [`Init::begin`]. The copy of this value in
+/// a process of the namespace tells it to begin; the other one, outside, waits for its end.
+#[derive(Debug)]
+pub struct Init {
+    orders: &'static Orders,
+    pid: Pid,
+}
+
+/// The start of the first process.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// Where it begins.
+    pub entry: Entry,
+    /// The restore area, and the descriptor of its memory.
+    pub area: Span,
+    /// The descriptor of that area's memory.
+    pub memory: RawFd,
+    /// The descriptor of its time namespace, where it has another one than its maker.
+    pub clocks: Option<RawFd>,
+}
+
+/// What the processes of one [`Init`] share.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Orders {
+    state: AtomicU32,
+    /// The error number of what failed.
+    failed: AtomicI32,
+    /// The process that tells, by its number in the namespace.
+    teller: AtomicI32,
+    /// The number behind that process's highest descriptor.
+    files: AtomicI32,
+    memory: AtomicI32,
+    /// -1 for none.
+    clocks: AtomicI32,
+    area: [AtomicU64; 2],
+    entry: [AtomicU64; 3],
+}
+
+/// The states of [`Orders`].
+mod state {
+    pub const NEW: u32 = 0;
+    pub const READY: u32 = 1;
+    pub const TOLD: u32 = 2;
+    pub const BEGUN: u32 = 3;
+    pub const FAILED: u32 = 4;
+}
+
+impl Init {
+    /// Makes the namespace and its first process, which ends with this one as long as nothing else
+    /// is said. Numbers that the kernel chooses in the namespace begin above `last`.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_SYS_ADMIN`; as clone(2), mmap(2) and write(2).
+    pub fn make(last: i32) -> io::Result<Self> {
+        let orders = Orders::map()?;
+        let last = last.to_string();
+        let maker = pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+        let old = spawn::set_mask(u64::MAX);
+        let made = spawn::clone_init();
+        if let Ok(None) = made {
+            wait_and_begin(orders, &maker, &last);
+        }
+        spawn::set_mask(old);
+        let init = Self {
+            orders,
+            pid: made?.expect("the new process is elsewhere"),
+        };
+        match init.wait_past(state::NEW) {
+            state::READY => Ok(init),
+            _ => {
+                init.end();
+                Err(init.error())
+            }
+        }
+    }
+
+    /// Its number in the namespace of its maker.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Has it begin, from a process in its namespace whose descriptors, mounts and limits it takes
+    /// over.
+    ///
+    /// # Errors
+    /// `EALREADY` when it was told before; `EEXIST` where it has something else at the place of the
+    /// restore area; as pidfd_getfd(2), setns(2) and mmap(2).
+    pub fn begin(&self, start: &Start) -> io::Result<()> {
+        use rustix::process::{Resource, getrlimit, prlimit};
+        let first = Pid::from_raw(1);
+        prlimit(first, Resource::Nofile, getrlimit(Resource::Nofile))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(CWD, procfs::path("self/fd"), flags, Mode::empty())?;
+        let files = crate::numbers::of(folder)?;
+        let files = files.into_iter().max().unwrap_or(0) + 1;
+        let orders = self.orders;
+        let teller = rustix::process::getpid().as_raw_nonzero().get();
+        orders.teller.store(teller, Ordering::Relaxed);
+        orders.files.store(files, Ordering::Relaxed);
+        orders.memory.store(start.memory, Ordering::Relaxed);
+        let clocks = start.clocks.unwrap_or(-1);
+        orders.clocks.store(clocks, Ordering::Relaxed);
+        let (area, entry) = (start.area, start.entry);
+        let words = [area.start, area.end, entry.code, entry.ops, entry.header];
+        for (to, word) in orders.area.iter().chain(&orders.entry).zip(words) {
+            to.store(word.0, Ordering::Relaxed);
+        }
+        let (from, to) = (state::READY, state::TOLD);
+        let state = &orders.state;
+        let told = state.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
+        if told.is_err() {
+            return Err(Error::from_raw_os_error(libc::EALREADY));
+        }
+        futex(state, libc::FUTEX_WAKE, 1, None);
+        match self.wait_past(state::TOLD) {
+            state::BEGUN => Ok(()),
+            _ => Err(self.error()),
+        }
+    }
+
+    /// Waits for its end, in its maker.
+    ///
+    /// # Errors
+    /// As waitpid(2).
+    pub fn wait(&self) -> io::Result<WaitStatus> {
+        let ended = rustix::io::retry_on_intr(|| waitpid(Some(self.pid), WaitOptions::empty()))?;
+        ended.map_or_else(|| unreachable!("it waits"), |(_, status)| Ok(status))
+    }
+
+    /// Kills it, and with it all that is in its namespace.
+    pub fn end(&self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = self.wait();
+    }
+
+    /// Waits until the state is another one than `old`, or the process has ended.
+    fn wait_past(&self, old: u32) -> u32 {
+        const LOOK: Duration = Duration::from_millis(100);
+        loop {
+            let seen = self.orders.state.load(Ordering::Acquire);
+            if seen != old || self.has_ended() {
+                return seen;
+            }
+            futex(&self.orders.state, libc::FUTEX_WAIT, old, Some(LOOK));
+        }
+    }
+
+    /// Tells whether it has ended, in its maker.
+    fn has_ended(&self) -> bool {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        let now = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        matches!(waitid(WaitId::Pid(self.pid), now), Ok(Some(_)))
+    }
+
+    fn error(&self) -> Error {
+        match self.orders.failed.load(Ordering::Relaxed) {
+            0 => Error::other("the first process of the namespace has ended"),
+            errno => Error::from_raw_os_error(errno),
+        }
+    }
+}
+
+impl Orders {
+    /// Maps them, for ever, where all copies of this process share them.
+    fn map() -> io::Result<&'static Self> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let none = std::ptr::null_mut();
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses an address that is free.
+        let at = unsafe { mmap_anonymous(none, size_of::<Self>(), prot, MapFlags::SHARED)? };
+        let at = NonNull::new(at.cast::<Self>()).expect("no mapping is at 0");
+        // SAFETY: the mapping stays, is aligned to pages and full of zeros, which are valid.
+        Ok(unsafe { at.as_ref() })
+    }
+}
+
+/// The life of the new process. It makes system calls alone: it is a copy that fork(3) of the C
+/// library knows nothing of.
+fn wait_and_begin(orders: &Orders, maker: &OwnedFd, last: &str) -> ! {
+    let told = prepare(maker, last).and_then(|()| {
+        change(orders, state::READY);
+        while orders.state.load(Ordering::Acquire) == state::READY {
+            futex(&orders.state, libc::FUTEX_WAIT, state::READY, None);
+        }
+        take_over(orders)
+    });
+    match told {
+        Ok(entry) => {
+            crate::own::leave_rseq();
+            change(orders, state::BEGUN);
+            spawn::enter(entry)
+        }
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            orders.failed.store(errno, Ordering::Relaxed);
+            change(orders, state::FAILED);
+            crate::fork::exit_now(1)
+        }
+    }
+}
+
+fn change(orders: &Orders, state: u32) {
+    orders.state.store(state, Ordering::Release);
+    futex(&orders.state, libc::FUTEX_WAKE, 1, None);
+}
+
+/// Ties it to its maker, and has numbers begin above `last`.
+fn prepare(maker: &OwnedFd, last: &str) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // One that has ended before sends nothing, and has no number here that could tell it.
+    let mut ended = [PollFd::new(maker, PollFlags::IN)];
+    if poll(&mut ended, Some(&Timespec::default()))? > 0 {
+        return Err(Error::from_raw_os_error(libc::ESRCH));
+    }
+    // What is written is about the namespace of who writes.
+    procfs::write("sys/kernel/ns_last_pid", last)
+}
+
+/// Takes over what a child of the teller would have.
+fn take_over(orders: &Orders) -> io::Result<Entry> {
+    let teller = orders.teller.load(Ordering::Relaxed);
+    let files = orders.files.load(Ordering::Relaxed);
+    crate::fork::close_all_but(&[]);
+    let call = |number: libc::c_long, args: [i32; 3]| {
+        // SAFETY: these calls are about descriptors alone, of which this process has none yet.
+        let result = unsafe { libc::syscall(number, args[0], args[1], args[2]) };
+        match result {
+            ..0 => Err(Error::last_os_error()),
+            result => Ok(result as RawFd),
+        }
+    };
+    let pidfd = call(libc::SYS_pidfd_open, [teller, 0, 0])?;
+    call(libc::SYS_dup3, [pidfd, files, libc::O_CLOEXEC])?;
+    call(libc::SYS_close, [pidfd, 0, 0])?;
+    call(libc::SYS_setns, [files, libc::CLONE_NEWNS, 0])?;
+    for number in 0..files {
+        match call(libc::SYS_pidfd_getfd, [files, number, 0]) {
+            Ok(got) if got == number => {}
+            Ok(got) => {
+                call(libc::SYS_dup3, [got, number, libc::O_CLOEXEC])?;
+                call(libc::SYS_close, [got, 0, 0])?;
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    call(libc::SYS_close, [files, 0, 0])?;
+    let clocks = orders.clocks.load(Ordering::Relaxed);
+    if clocks >= 0 {
+        call(libc::SYS_setns, [clocks, libc::CLONE_NEWTIME, 0])?;
+    }
+    let word = |word: &AtomicU64| Addr(word.load(Ordering::Relaxed));
+    let [start, end] = orders.area.each_ref().map(word);
+    // SAFETY: the teller keeps its descriptor open until this process has begun.
+    let memory = unsafe { BorrowedFd::borrow_raw(orders.memory.load(Ordering::Relaxed)) };
+    std::mem::forget(RestoreArea::map(Span { start, end }, memory)?);
+    let [code, ops, header] = orders.entry.each_ref().map(word);
+    Ok(Entry { code, ops, header })
+}
+
+/// Waits while the word is `value`, or wakes as many that wait.
+fn futex(word: &AtomicU32, operation: i32, value: u32, patience: Option<Duration>) {
+    let time = patience.map(|patience| libc::timespec {
+        tv_sec: patience.as_secs().cast_signed(),
+        tv_nsec: patience.subsec_nanos().into(),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the word and the time outlive the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, time) };
+}
