@@ -275,7 +275,9 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
                 target::check_children(root, &task.stat()?.0, &close_queue)?;
             }
             for child in listed {
-                if !frozen.tasks.iter().any(|task| task.pid() == child) {
+                // Process 1 takes in orphans of its namespace, and this process may be one.
+                let is_own = child == std::process::id().cast_signed();
+                if !is_own && !frozen.tasks.iter().any(|task| task.pid() == child) {
                     match stop_task(child, &mut stop) {
                         Ok(task) => frozen.tasks.push(task),
                         Err(Error::Gone { pid }) if pid == child => {}

@@ -74,18 +74,34 @@ fn numbers_from_1() -> (Spawned, tempfile::TempDir, u32) {
     (program, folder, root)
 }
 
-/// The processes that write to this folder and are process 1 of a namespace.
-fn firsts(folder: &Path) -> Vec<u32> {
-    let folder = folder.to_str().expect("text").as_bytes();
-    let writes = |pid: &u32| {
-        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        command.windows(folder.len()).any(|part| part == folder)
+/// The processes in whose file `name` of /proc this text stands.
+fn with_text(name: &str, text: &str) -> impl Iterator<Item = u32> {
+    let has_text = move |pid: &u32| {
+        let read = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        String::from_utf8_lossy(&read).contains(text)
     };
     let all = fs::read_dir("/proc").expect("it is there").flatten();
     let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let firsts = all.filter(|pid| numbers_of(*pid).get(1) == Some(&1));
-    let firsts = firsts.filter(|pid| !sys::ending::is_ending(pid.cast_signed()));
-    firsts.filter(writes).collect()
+    all.filter(has_text)
+}
+
+/// Waits until nothing is left of a killed command: in the namespace as well, where process 1 takes
+/// in its helpers.
+#[track_caller]
+fn wait_for_helpers(stillframe: &Stillframe) {
+    let mark = format!("TESTKIT_MARK={}", stillframe.mark());
+    wait_until("nothing to be left of the command", SOON, || {
+        with_text("environ", &mark).next().is_none()
+    });
+}
+
+/// The processes that write to this folder and are process 1 of a namespace.
+fn firsts(folder: &Path) -> Vec<u32> {
+    let writers = with_text("cmdline", folder.to_str().expect("text"));
+    let firsts = writers.filter(|pid| numbers_of(*pid).get(1) == Some(&1));
+    firsts
+        .filter(|pid| !sys::ending::is_ending(pid.cast_signed()))
+        .collect()
 }
 
 /// Kills process 1 of a namespace, and all in there with it.
@@ -380,9 +396,7 @@ fn killed_dump_of_process_1_leaves_the_tree_or_an_image() {
         let (_maker, folder, root) = numbers_from_1();
         let command = stillframe.dump_command(root, &[]);
         stillframe.kill_after(command, Duration::from_micros(chance.below(60_000)));
-        wait_until("nothing to be left of the dump", SOON, || {
-            stillframe.helpers().is_empty()
-        });
+        wait_for_helpers(&stillframe);
         let mut check = stillframe.command(&["show", "-D"]);
         let is_whole = check.arg(stillframe.images()).output();
         let root = match is_whole.expect("it runs").status.success() {
@@ -409,9 +423,7 @@ fn killed_restore_of_process_1_leaves_a_whole_tree_or_nothing() {
     for _ in 0..20 {
         let command = stillframe.restore_command(&[]);
         stillframe.kill_after(command, Duration::from_micros(chance.below(60_000)));
-        wait_until("nothing to be left of the restore", SOON, || {
-            stillframe.helpers().is_empty()
-        });
+        wait_for_helpers(&stillframe);
         if let Some(root) = firsts(folder.path()).first() {
             written(folder.path());
             end_first(*root);
