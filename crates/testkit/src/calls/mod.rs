@@ -41,7 +41,9 @@ pub use signals::{
     ignore_signal, last_handler_stack, queue_signal, signal_within, take_signal, unblock_signals,
     wait_for_signal,
 };
-pub use timers::{Notify, Timer, create_timer, interval_timer_left, set_interval_timer};
+pub use timers::{
+    Notify, Timer, clock_time, create_timer, interval_timer_left, set_interval_timer,
+};
 pub use written_code::{WrittenCode, deny_write_exec};
 
 fn check(answer: i64) -> Result<i64> {

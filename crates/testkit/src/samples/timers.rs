@@ -5,9 +5,13 @@
 
 use std::fs;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::calls::{Notify, Timer, create_timer, interval_timer_left, set_interval_timer};
+use rustix::time::ClockId;
+
+use crate::calls::{
+    Notify, Timer, clock_time, create_timer, interval_timer_left, set_interval_timer,
+};
 
 use super::sample::{Sample, Values};
 
@@ -102,9 +106,9 @@ fn create(kind: u64) -> io::Result<()> {
 /// Waits until a timer that repeats has told once.
 fn await_end(timer: Timer) -> io::Result<()> {
     const SOON: Duration = Duration::from_secs(10);
-    let begun = Instant::now();
+    let until = clock_time(ClockId::Monotonic) + SOON;
     while timer.left()?.0 <= 1 {
-        if begun.elapsed() > SOON {
+        if clock_time(ClockId::Monotonic) > until {
             return Err(io::ErrorKind::TimedOut.into());
         }
         std::thread::yield_now();
@@ -114,17 +118,16 @@ fn await_end(timer: Timer) -> io::Result<()> {
 
 /// The time by a clock.
 fn now_ns(clock: u64) -> i64 {
-    use rustix::time::{ClockId, clock_gettime};
     const TAI: u64 = 11;
     if OF_PROCESSORS.contains(&clock) {
         return 0;
     }
-    let now = clock_gettime(match clock {
+    let now = clock_time(match clock {
         0 | 8 | TAI => ClockId::Realtime,
         1 => ClockId::Monotonic,
         _ => ClockId::Boottime,
     });
-    now.tv_sec * 1_000_000_000 + now.tv_nsec
+    i64::try_from(now.as_nanos()).expect("it is not that late")
 }
 
 /// The list of timers, with what is left and how often each repeats.

@@ -11,13 +11,14 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::inotify::{self, WatchFlags};
 use rustix::time::{
-    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
-    timerfd_create, timerfd_gettime, timerfd_settime,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_gettime, timerfd_settime,
 };
 use sys::epoll::{Params, params, set_params};
 use sys::fanotify;
 
 use super::descriptor::{Kind, info};
+use crate::calls::clock_time;
 use crate::samples::sample::Values;
 use crate::samples::timers::{STEP_S, due_s};
 use resources::ledger::fdinfo::{EPOLL_EVENTS, GROUP_FLAGS, WATCH_FLAGS};
@@ -85,7 +86,7 @@ fn timer(_: &Path, value: u64) -> io::Result<Vec<OwnedFd>> {
     let (clock, way) = ((value & 0xff) as usize, value >> 8);
     let timer = timerfd_create(CLOCKS[clock], TimerfdFlags::CLOEXEC)?;
     let (how, repeats) = (way / 2, way % 2);
-    let now = clock_gettime(match clock {
+    let now = clock_time(match clock {
         0 | 3 => ClockId::Realtime,
         1 => ClockId::Monotonic,
         _ => ClockId::Boottime,
@@ -96,10 +97,13 @@ fn timer(_: &Path, value: u64) -> io::Result<Vec<OwnedFd>> {
         // One that repeats and is not armed is none.
         0 => (TimerfdTimerFlags::empty(), seconds(0)),
         1 => (TimerfdTimerFlags::empty(), seconds(due)),
-        2 => (TimerfdTimerFlags::ABSTIME, seconds(now.tv_sec + due)),
+        2 => (
+            TimerfdTimerFlags::ABSTIME,
+            seconds(now.as_secs().cast_signed() + due),
+        ),
         3 => {
             let both = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
-            (both, seconds(now.tv_sec + due))
+            (both, seconds(now.as_secs().cast_signed() + due))
         }
         _ => (
             TimerfdTimerFlags::empty(),
