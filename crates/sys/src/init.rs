@@ -36,7 +36,7 @@ pub struct Init {
 pub struct Start {
     /// Where it begins.
     pub entry: Entry,
-    /// The restore area, and the descriptor of its memory.
+    /// The restore area.
     pub area: Span,
     /// The descriptor of that area's memory.
     pub memory: RawFd,
@@ -44,7 +44,7 @@ pub struct Start {
     pub clocks: Option<RawFd>,
 }
 
-/// What the processes of one [`Init`] share.
+/// Memory that the processes of one [`Init`] share.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Orders {
@@ -239,7 +239,7 @@ fn prepare(maker: &OwnedFd, last: &str) -> io::Result<()> {
     if poll(&mut ended, Some(&Timespec::default()))? > 0 {
         return Err(Error::from_raw_os_error(libc::ESRCH));
     }
-    // What is written is about the namespace of who writes.
+    // The file is about the namespace of its writer.
     procfs::write("sys/kernel/ns_last_pid", last)
 }
 
