@@ -258,6 +258,8 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     // the listing is repeated until it brings nothing new. Who had no child when it was stopped
     // gets none: only its descendants could make or leave one to it.
     let mut childless = HashSet::new();
+    // Process 1 takes in orphans of its namespace, and this process may be one.
+    let own = (root == 1).then(|| std::process::id().cast_signed());
     loop {
         let known = frozen.tasks.len();
         let mut at = 0;
@@ -275,9 +277,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
                 target::check_children(root, &task.stat()?.0, &close_queue)?;
             }
             for child in listed {
-                // Process 1 takes in orphans of its namespace, and this process may be one.
-                let is_own = child == std::process::id().cast_signed();
-                if !is_own && !frozen.tasks.iter().any(|task| task.pid() == child) {
+                if Some(child) != own && !frozen.tasks.iter().any(|task| task.pid() == child) {
                     match stop_task(child, &mut stop) {
                         Ok(task) => frozen.tasks.push(task),
                         Err(Error::Gone { pid }) if pid == child => {}
