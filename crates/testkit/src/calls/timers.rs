@@ -141,6 +141,17 @@ impl Timer {
     }
 }
 
+/// The time by a clock, of the kernel itself: the vDSO reads the processor's counter, which a
+/// thread may be denied (`PR_SET_TSC`).
+#[must_use]
+pub fn clock_time(clock: ClockId) -> Duration {
+    let mut time = [0u64; 2];
+    // SAFETY: the kernel writes a time to the two words.
+    let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock as i32, &raw mut time) };
+    assert_eq!(result, 0, "{clock:?} is a clock");
+    Duration::new(time[0], time[1] as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,15 +166,4 @@ mod tests {
         timer.delete().unwrap();
         assert!(timer.left().is_err());
     }
-}
-
-/// The time by a clock, of the kernel itself: the vDSO reads the processor's counter, which a
-/// thread may be denied (`PR_SET_TSC`).
-#[must_use]
-pub fn clock_time(clock: ClockId) -> Duration {
-    let mut time = [0u64; 2];
-    // SAFETY: the kernel writes a time to the two words.
-    let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock as i32, &raw mut time) };
-    assert_eq!(result, 0, "{clock:?} is a clock");
-    Duration::new(time[0], time[1] as u32)
 }
