@@ -1,8 +1,9 @@
 //! Rings of io_uring(7), with programs that wait for them and real ones that work with them.
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use testkit::program::{Program, Spawned};
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
@@ -140,6 +141,35 @@ fn timeouts_go_on_with_the_time_that_remains() {
     let took_ms = subject.ask_number("time");
     assert!((4000..6000).contains(&took_ms), "{took_ms} ms");
     assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn a_file_that_a_worker_opens_while_the_tree_is_stopped_survives() {
+    needs_rings!();
+    let stillframe = stillframe();
+    let subject = Subject::start("rings", &["plain"]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let fifo = folder.path().join("fifo");
+    let (owner, kind) = (Mode::RUSR | Mode::WUSR, FileType::Fifo);
+    mknodat(CWD, &fifo, kind, owner, 0).expect("a fifo");
+    let asked = format!("open {}", fifo.display());
+    assert_eq!(subject.ask(&asked), "begun");
+    stillframe.clear();
+    let mut command = stillframe.dump_command(subject.pid(), &["--timeout", "60"]);
+    let mut dump = command.spawn().expect("it starts");
+    // It pauses between two looks at the request; the descriptors are listed by then.
+    let shown = |pid, file| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let is_stopped = || shown(subject.pid(), "stat").contains(") t ");
+    let pauses = || shown(dump.id(), "wchan") == "hrtimer_nanosleep";
+    wait_until("the dump to wait for the request", SOON, || {
+        is_stopped() && pauses() && is_stopped()
+    });
+    let writer = File::options().write(true).open(&fifo).expect("a writer");
+    assert!(dump.wait().expect("it ends").success());
+    testkit::tree::reap_orphans();
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("opened"), "right");
+    drop(writer);
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn collect_all(
     log::info!("{} tasks are stopped", frozen.tasks.len());
     let has_its_clocks = fitness::check(frozen, obstacles)?;
     let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
-    let settled = settled((frozen, &links, &sharing), &mut how, view, obstacles)?;
+    let settled = settled((frozen, links, &sharing), &mut how, view, obstacles)?;
     let Settled {
         mut found,
         vdsos,
@@ -226,13 +226,13 @@ struct Settled {
 /// Looks at a tree. What its requests did before they ended, some of them meanwhile, is seen in
 /// files and descriptors: so those that have any are looked at again when nothing is under way.
 fn settled(
-    (frozen, links, sharing): (&mut Frozen, &[Vec<table::Link>], &Sharing),
+    (frozen, mut links, sharing): (&mut Frozen, Vec<Vec<table::Link>>, &Sharing),
     how: &mut How<'_>,
     view: &mut dyn MemoryView,
     obstacles: &mut Obstacles,
 ) -> Result<Settled> {
     let allow = how.allow;
-    let (mut found, mut vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
+    let (mut found, mut vdsos) = look((frozen, &links, sharing), allow, view, obstacles)?;
     check_tree(&found, how, obstacles)?;
     if let Some(pid) = working::with_mappings(&found).next().map(Process::pid) {
         how.homework.check_mappings(pid)?;
@@ -251,7 +251,9 @@ fn settled(
     }
     let works = has_working || has_mappings;
     if works {
-        (found, vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
+        // A request that opens a file makes a descriptor.
+        links = descriptors::links(frozen, sharing, how, obstacles)?;
+        (found, vdsos) = look((frozen, &links, sharing), allow, view, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     }
     registered::find(&mut found, &listed, view.keeps_registered(), obstacles)?;

@@ -9,7 +9,7 @@ use resources::task::attributes::Attribute;
 use resources::task::interrupted::Remake;
 use resources::task::tags;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use sys::arch::{INT_80, SYSCALL};
 use sys::process::Process;
 use sys::ptrace::{self, Event};
@@ -241,7 +241,7 @@ impl<'a> Running<'a> {
         for task in &saved.tasks {
             let stops = task.node.stop_comes || afterwards == Afterwards::Stop;
             if stops && task.node.state() == State::Running {
-                signal(task.node.pid, Signal::STOP)?;
+                stop_thread(task.node.pid, task.process().tid())?;
             }
         }
         let finish = pool.resume(saved)?;
@@ -294,7 +294,7 @@ impl<'a> Running<'a> {
         // While some would be killed by the end of this process and others let go, and as long as
         // connections sleep (reading them fails then), it lets nobody run: a stop signal waits.
         for pid in &held {
-            signal(*pid, Signal::STOP)?;
+            stop_thread(*pid, saved.process(*pid).tid())?;
         }
         // Until now the end of this process kills them; after this it lets them go.
         for staying in self.threads() {
@@ -349,8 +349,10 @@ pub(super) fn parent_death(thread: &SavedThread) -> Option<u64> {
     Some(signal).filter(|signal| *signal != 0)
 }
 
-fn signal(pid: i32, signal: Signal) -> Result<()> {
-    let sent = kill_process(Pid::from_raw(pid).expect("a pid is not 0"), signal);
+/// Has a stop signal wait for thread `tid` of process `pid`. A signal for the whole process might be
+/// taken by a thread that the kernel works with there, which nobody traces.
+fn stop_thread(pid: i32, tid: i32) -> Result<()> {
+    let sent = sys::signal::to_thread(pid, tid, ptrace::SIGSTOP);
     sent.map_err(|e| Error::kernel(format!("cannot stop pid {pid}"), e))
 }
 

@@ -3,9 +3,13 @@
 //! (large entries).
 //!
 //! `check` uses it and answers "right", or what is wrong; `wake` has a thread see a completion that
-//! has waited for one since the beginning, and answers how many it has seen.
+//! has waited for one since the beginning, and answers how many it has seen. `open FILE` has a
+//! worker of the kernel's open a file for reading, and `opened` waits for that and answers "right",
+//! or what came of it.
+use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -22,6 +26,7 @@ const ENTRIES: u32 = 8;
 const NOP: u8 = 0;
 const READ_FIXED: u8 = 4;
 const WRITE_FIXED: u8 = 5;
+const OPENAT: u8 = 18;
 const FIXED_FILE: u8 = 1;
 const ASYNC: u8 = 1 << 4;
 const PAGE_BYTES: usize = 4096;
@@ -174,6 +179,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     let map = |part, pages| RingMemory::map(large.own.as_fd(), part, pages * PAGE_BYTES);
     let _large = (map(Part::Queues, 30)?, map(Part::Entries, 64)?);
     let waits = Arc::new(Ring::new("plain")?);
+    let (opens, mut path) = (Ring::new("plain")?, CString::default());
     let seen = Arc::new(AtomicU32::new(0));
     let (theirs, count) = (waits.clone(), seen.clone());
     thread::Builder::new().name("waits".into()).spawn(move || {
@@ -197,6 +203,27 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
             ring::submit(waits.own.as_fd(), 1)?;
             wait_until("the thread to see it", SOON, || seen.load(Acquire) > before);
             Ok(seen.load(Acquire).to_string())
+        }
+        "open" => {
+            path = CString::new(question.words.concat())?;
+            opens.prepare(Entry {
+                opcode: OPENAT,
+                flags: ASYNC,
+                fd: libc::AT_FDCWD,
+                address: path.as_ptr() as u64,
+                ..Entry::default()
+            });
+            ring::submit(opens.own.as_fd(), 1)?;
+            Ok("begun".into())
+        }
+        "opened" => {
+            ring::wait(opens.own.as_fd(), 1)?;
+            let (_, fd) = opens.see().ok_or("nothing was completed")?;
+            let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+            Ok(match link {
+                Ok(link) if link.as_os_str().as_bytes() == path.as_bytes() => "right".into(),
+                other => format!("descriptor {fd} leads to {other:?}"),
+            })
         }
         _ => not_understood(question),
     })
