@@ -407,12 +407,6 @@ pub(super) fn describe(
             saved[at] = context.dump(at, kind, obstacles)?;
         }
     }
-    if described.lock.is_some() {
-        for (open, kind) in files.opens.iter().zip(&all) {
-            let working = kind.filter(|kind| kind.works());
-            obstacles.note(working.map_or(Ok(()), |kind| kind.check_last(open)))?;
-        }
-    }
     for (open, (description, attributes)) in files.opens.iter().zip(saved) {
         let description = description.map(|description| (open.id, description));
         described.descriptions.extend(description);

@@ -171,6 +171,7 @@ fn collect_all(
     let Outside {
         mut described,
         of_tasks,
+        ..
     } = outside;
     for ((task, found), outside) in frozen.tasks.iter().zip(found).zip(of_tasks) {
         if let Some(outside) = outside {
@@ -326,6 +327,7 @@ fn describe_and_ask(
         outside
     };
     outside.learn(found);
+    outside.check_last(obstacles)?;
     let records = found.iter().flat_map(Found::semaphores);
     obstacles.note(semaphores::check(records))?;
     obstacles.check()?;

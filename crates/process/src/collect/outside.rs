@@ -34,6 +34,7 @@ pub(super) struct Listed {
 
 /// The files of a tree, described.
 pub(super) struct Outside {
+    files: Files,
     pub described: Described,
     /// By task; none of a zombie.
     pub of_tasks: Vec<Option<OfTask>>,
@@ -121,6 +122,7 @@ impl Listed {
         let described = files::describe(&mut self.files, self.claimed, how, obstacles)?;
         check_terminals(found, &described.descriptions, obstacles)?;
         Ok(Outside {
+            files: self.files,
             described,
             of_tasks: self.of_tasks,
         })
@@ -128,6 +130,14 @@ impl Listed {
 }
 
 impl Outside {
+    /// Notes what is another way than it was described.
+    pub fn check_last(&self, obstacles: &mut Obstacles) -> Result<()> {
+        let descriptions = self.described.descriptions.iter();
+        let mut checked =
+            descriptions.map(|(id, description)| description.check_last(self.files.open(id.0)));
+        checked.try_for_each(|checked| obstacles.note(checked).map(drop))
+    }
+
     /// Takes over what tasks were asked of their descriptors.
     pub fn learn(&mut self, found: &[Found]) {
         for (found, of_task) in found.iter().zip(&mut self.of_tasks) {

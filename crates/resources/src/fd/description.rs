@@ -42,11 +42,6 @@ pub trait ErasedKind: Sync {
     /// # Errors
     /// Those of [`Kind::check_among`].
     fn check_among(&self, open: &Open<'_>, all: &Opens<'_>, allow: &Allow) -> Result<()>;
-    /// See [`Kind::check_last`].
-    ///
-    /// # Errors
-    /// Those of [`Kind::check_last`].
-    fn check_last(&self, open: &Open<'_>) -> Result<()>;
     /// Decodes what an image says of description `id`, and checks it ([`Kind::check`]).
     ///
     /// # Errors
@@ -96,10 +91,6 @@ impl<K: Kind> ErasedKind for K {
         <K as Kind>::check_among(open, all, allow)
     }
 
-    fn check_last(&self, open: &Open<'_>) -> Result<()> {
-        <K as Kind>::check_last(open)
-    }
-
     fn decode(&self, id: DescriptionId, payload: &[u8]) -> Result<Box<dyn Description>> {
         let place = |what| Error::corrupt(format!("{} {}", K::NAME, id.0), what);
         let record = image::strict::decode(payload).map_err(place)?;
@@ -122,6 +113,11 @@ pub trait Description: Any + Send + Sync {
     fn stays(&self) -> bool;
     /// The payload of its record in an image.
     fn encode(&self) -> Vec<u8>;
+    /// See [`Kind::check_last`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::check_last`].
+    fn check_last(&self, open: &Open<'_>) -> Result<()>;
     /// See [`Kind::describe`].
     fn describe(&self) -> String;
     /// See [`Kind::path`].
@@ -212,6 +208,10 @@ impl<K: Kind> Description for Decoded<K> {
 
     fn encode(&self) -> Vec<u8> {
         self.0.encode_to_vec()
+    }
+
+    fn check_last(&self, open: &Open<'_>) -> Result<()> {
+        K::check_last(open, &self.0)
     }
 
     fn describe(&self) -> String {

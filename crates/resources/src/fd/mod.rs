@@ -443,12 +443,12 @@ pub trait Kind: Sync + 'static {
     fn check_among(_open: &Open<'_>, _all: &Opens<'_>, _allow: &Allow) -> Result<()> {
         Ok(())
     }
-    /// Refuses what has changed while connections were described, whose packets are held back by
-    /// then: what came before that is in their records. Called for kinds that [`Kind::WORKS`].
+    /// Refuses what is another way than it was described. Called when the last task has made its
+    /// last call and packets of connections are held back.
     ///
     /// # Errors
     /// [`Error::Passing`].
-    fn check_last(_open: &Open<'_>) -> Result<()> {
+    fn check_last(_open: &Open<'_>, _record: &Self::Record) -> Result<()> {
         Ok(())
     }
     /// Refuses a record that no dump writes. Every other method may rely on it: an image's record

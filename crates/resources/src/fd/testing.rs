@@ -137,6 +137,15 @@ impl World {
 
     /// The same of descriptions that tell something else.
     pub(crate) fn dump_changed(&mut self, change: fn(&mut Open<'_>)) -> Result<()> {
+        self.dump_with(change, &|| {})
+    }
+
+    /// Dumps everything, and calls `meanwhile` between the descriptions and the last look.
+    pub(crate) fn dump_while(&mut self, meanwhile: &dyn Fn()) -> Result<()> {
+        self.dump_with(|_| {}, meanwhile)
+    }
+
+    fn dump_with(&mut self, change: fn(&mut Open<'_>), meanwhile: &dyn Fn()) -> Result<()> {
         let fetches = self.entries.iter().map(|entry| {
             let own = entry.own.as_ref().expect("open").as_fd();
             move || status::dup(own)
@@ -184,6 +193,10 @@ impl World {
         }
         for open in opens.iter() {
             claim(open)?.check_among(open, &opens, &self.allow)?;
+        }
+        meanwhile();
+        for (open, dumped) in opens.iter().zip(dumped.iter().flatten()) {
+            dumped.description.check_last(open)?;
         }
         drop(opens);
         for (entry, dumped) in self.entries.iter_mut().zip(dumped) {

@@ -174,9 +174,14 @@ impl Kind for IoUring {
         Ok(record)
     }
 
-    fn check_last(open: &Open<'_>) -> Result<()> {
+    /// A request that ends because a task made a call takes what its file has, or brings a
+    /// descriptor. A timeout or a poll that ends takes nothing.
+    fn check_last(open: &Open<'_>, record: &Record) -> Result<()> {
         match seen::look(kernel_for(open)?, open.own()?) {
             Ok(Err(Hindrance::Passing(why))) => Err(passing(open, &why)),
+            Ok(Ok(seen)) if record.takes_something() && record.have_ended(&seen) => {
+                Err(passing(open, "a request has just ended"))
+            }
             Ok(_) => Ok(()),
             Err(error) => Err(unclear(open, error)),
         }
@@ -900,6 +905,39 @@ mod tests {
         assert!((3590..3600).contains(&remaining_s), "{timeout:?}");
         assert_eq!(record.counters().worked(), 3);
         IoUring::check(record).expect("it is sound");
+    }
+
+    #[test]
+    fn a_read_that_ends_once_it_is_described_is_waited_for() {
+        const READ: u8 = 22;
+        for (opcode, is_taken) in [(READ, true), (POLL_ADD, false)] {
+            let Some(own) = ring(8, 0) else { skip!() };
+            let mut world = World::default();
+            let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+            let (reader, writer) = (world.add(reader), world.add(writer));
+            let buffer = Box::leak(Box::new(0_u64));
+            own.prepare(opcode, 0, world.number(reader), 7);
+            if opcode == READ {
+                let address = std::ptr::from_mut(buffer) as u64;
+                let words = [u32::MAX, u32::MAX, address as u32, (address >> 32) as u32, 8];
+                for (word, at) in words.into_iter().zip((8..).step_by(4)) {
+                    set(&own, at, word);
+                }
+            }
+            assert_eq!(own.submit(1), 1);
+            world.add(own.own);
+            let end = rustix::io::dup(world.get(writer)).expect("a descriptor");
+            let dumped = world.dump_while(&|| {
+                rustix::io::write(&end, &[1]).expect("there is room");
+            });
+            match dumped {
+                Err(Error::Passing { what, .. }) if is_taken => {
+                    assert!(what.contains("a request has just ended"), "{what}");
+                }
+                Ok(()) if !is_taken => {}
+                other => panic!("{opcode}: {other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use prost::Message;
 
 use super::advance::Counters;
 use super::request::{Request, entry, operation};
-use super::seen::flag;
+use super::seen::{Seen, flag};
 
 /// A ring, and its requests that wait.
 #[derive(Clone, PartialEq, Message)]
@@ -106,6 +106,16 @@ impl BufferSlot {
 }
 
 impl Record {
+    /// Tells whether there are requests that take something from their files.
+    pub(super) fn takes_something(&self) -> bool {
+        self.requests.iter().any(Request::takes)
+    }
+
+    /// Tells whether some of the requests have ended since, or have one completion more.
+    pub(super) fn have_ended(&self, now: &Seen) -> bool {
+        now.cq_tail != self.cq_tail || now.waiting.len() != self.requests.len()
+    }
+
     /// What no ring has, if the record claims such a thing.
     pub(super) fn nonsense(&self) -> Option<String> {
         const MOST_ENTRIES: u32 = 32768;

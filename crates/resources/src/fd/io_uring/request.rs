@@ -127,6 +127,11 @@ impl Request {
         matches!(self.opcode, operation::TIMEOUT | operation::LINK_TIMEOUT)
     }
 
+    /// Tells whether its end takes data or a connection from its file.
+    pub fn takes(&self) -> bool {
+        !self.is_timed() && self.opcode != operation::POLL_ADD
+    }
+
     /// Whether it reads, as read(2) does.
     pub fn reads(&self) -> bool {
         matches!(self.opcode, operation::READ | operation::READ_FIXED)
