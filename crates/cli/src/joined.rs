@@ -1,6 +1,6 @@
-//! Dumps of trees in another pid namespace: a copy of this process works in there.
+//! Dumps of trees in other namespaces: a copy of this process works in there.
 
-use process::pid_namespace::{self, Inner, Outcome, Side};
+use process::namespaces::{self, Inner, Outcome, Side};
 use process::{DumpOptions, Observer, Stage, Veto};
 use rustix::process::Pid;
 
@@ -12,35 +12,35 @@ use crate::logfile;
 pub enum Worker {
     /// This one, as usual.
     Here,
-    /// This one, a copy in the tree's namespace.
+    /// This one, a copy in the tree's namespaces.
     Inside(Inside),
     /// The copy, which has ended with this status and has said what there is to say.
     Other(Status),
 }
 
-/// The observer of a copy in the tree's namespace: what concerns numbers is done outside.
+/// The observer of a copy in the tree's namespaces: what concerns numbers is done outside.
 pub struct Inside {
     inner: Inner,
     bar: Bar,
 }
 
 /// Has a copy of this process do the work that `wanted` asks for and `doing` names, where the tree
-/// has another pid namespace; `observer` hears of it.
+/// has other namespaces; `observer` hears of it.
 ///
 /// # Errors
-/// Those of [`pid_namespace::join`].
+/// Those of [`namespaces::join`].
 pub fn join(
     wanted: &mut DumpOptions,
     doing: &'static str,
     observer: &mut dyn Observer,
 ) -> Result<Worker, Failure> {
     logfile::flush();
-    let outer = match pid_namespace::join(wanted.tree).map_err(Failure::engine(doing))? {
+    let mut outer = match namespaces::join(wanted.tree).map_err(Failure::engine(doing))? {
         None => return Ok(Worker::Here),
         Some(Side::Outer(outer)) => outer,
         Some(Side::Inner(inner)) => {
             wanted.tree = inner.root().expect("it has joined the root's namespace");
-            wanted.has_pid_ns = true;
+            wanted.namespaces = inner.own();
             let bar = Bar::default();
             return Ok(Worker::Inside(Inside { inner, bar }));
         }

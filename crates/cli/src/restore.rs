@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::time::Instant;
 
-use process::pid_namespace::{Inner, Outer, Side};
+use process::namespaces::{Inner, Outer, Side};
 use process::{Afterwards, InheritFd, Job, LazyPages, Restored};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait, waitpid};

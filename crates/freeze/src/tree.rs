@@ -259,7 +259,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     // gets none: only its descendants could make or leave one to it.
     let mut childless = HashSet::new();
     // Process 1 takes in orphans of its namespace, and this process may be one.
-    let own = (root == 1).then(|| std::process::id().cast_signed());
+    let own = (root == sys::init::NUMBER).then(|| std::process::id().cast_signed());
     loop {
         let known = frozen.tasks.len();
         let mut at = 0;

@@ -41,6 +41,9 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
             described.task(&fates, (task, saved.with_memory_of(task)), index == 0)?;
         describe_shared(&saved, &task.node, &mut described.parts);
         describe_groups(&saved, task, &mut described.parts);
+        if index == 0 {
+            describe_namespaces(&saved, task, &mut described.parts);
+        }
         Ok(described)
     });
     let facts = reader.facts();
@@ -82,6 +85,15 @@ fn network(saved: &Saved<'_>) -> Option<Network> {
 }
 
 /// The image's own files.
+/// Adds the tree's own namespaces to its root.
+fn describe_namespaces(saved: &Saved<'_>, root: &SavedTask<'_>, parts: &mut Vec<PartDescription>) {
+    parts.extend(saved.namespaces.iter().map(|namespace| PartDescription {
+        tid: root.node.pid,
+        name: format!("{} namespace", namespace.name()),
+        what: namespace.describe(),
+    }));
+}
+
 /// Adds the control groups of a task, and of its threads that are in others.
 fn describe_groups(saved: &Saved<'_>, task: &SavedTask<'_>, parts: &mut Vec<PartDescription>) {
     let Some(cgroups) = &saved.cgroups else {

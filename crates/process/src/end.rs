@@ -18,7 +18,7 @@ use store::Images;
 use crate::{Afterwards, DumpOptions, Error, Result, halt, links};
 
 /// The number of the first process of a pid namespace.
-const INIT: i32 = 1;
+const INIT: i32 = sys::init::NUMBER;
 
 /// How the tree of a dump is let go.
 pub(crate) struct Ending {
@@ -178,7 +178,7 @@ fn kill(
     for Target { pid, .. } in &targets {
         if *pid == INIT {
             // Nobody in its namespace can kill it. The kernel does when this process ends.
-            let bound = sys::ptrace::end_with_tracer(*pid);
+            let bound = sys::ptrace::set_kill_on_exit(*pid, true);
             bound.map_err(|e| Error::kernel("cannot bind process 1 to this one's end", e))?;
             continue;
         }

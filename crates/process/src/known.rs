@@ -6,6 +6,7 @@ use image::Record;
 use resources::cgroup;
 use resources::fd::{kind_of, tags};
 use resources::map::{aio, memory, registered, vdso};
+use resources::ns;
 use resources::task::PARTS;
 
 use crate::records::{State, TREE_VERSION, Tree, tag};
@@ -35,6 +36,7 @@ fn expected(tag: u16) -> Option<(u16, About)> {
         tag::CLOCKS | tag::PROCESSOR | tag::INSTRUCTIONS | tag::LINKS | cgroup::TAG => {
             (1, About::Image)
         }
+        _ if ns::kind_of(tag).is_some() => (1, About::Image),
         COMPANION => (1, About::Image),
         tag::DESCRIPTORS | tag::PLACE | tags::LOCKS => (1, About::Process),
         memory::TAG | aio::TAG | registered::TAG => (1, About::Process),

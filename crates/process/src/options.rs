@@ -9,6 +9,7 @@ use freeze::DEFAULT_TIMEOUT;
 use rustix::process::Pid;
 use store::Images;
 
+use crate::namespaces::OwnNamespaces;
 use crate::{CpuCap, DumpKind, LazyPages};
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
@@ -58,9 +59,9 @@ pub struct DumpOptions {
     /// True if the tree is killed although the dumper may lack a right that the restore needs
     /// (`--unprivileged`).
     pub unprivileged: bool,
-    /// True if this process is in the pid namespace of the tree, which is not its caller's
-    /// ([`pid_namespace::join`](crate::pid_namespace::join)).
-    pub has_pid_ns: bool,
+    /// The namespaces of the tree that this process is in, and which are not its caller's
+    /// ([`namespaces::join`](crate::namespaces::join)).
+    pub namespaces: OwnNamespaces,
 }
 
 impl DumpOptions {
@@ -81,7 +82,7 @@ impl DumpOptions {
             cpu_cap: CpuCap::default(),
             track: None,
             unprivileged: false,
-            has_pid_ns: false,
+            namespaces: OwnNamespaces::default(),
         }
     }
 }

@@ -13,6 +13,7 @@ use resources::map::memory;
 use resources::map::placed::ProcessMappings;
 use resources::map::registered::{self, Registration, Registrations};
 use resources::map::vdso::{self, Vdso};
+use resources::ns::{self, ErasedKind, Namespace};
 use resources::task::{self, PartState};
 use sys::arch::Registers;
 use sys::process::Process;
@@ -61,6 +62,8 @@ pub(crate) struct Saved<'a> {
     pub instructions: Option<Instructions>,
     /// The control groups that the tasks are in, where those are not the dumper's.
     pub cgroups: Option<Cgroups>,
+    /// The namespaces that the tree had of its own, in the order of [`ns::KINDS`].
+    pub namespaces: Vec<Box<dyn Namespace>>,
 }
 
 /// The records of one task; empty for a zombie.
@@ -216,6 +219,17 @@ fn read_attributes(reader: &Reader, descriptions: usize) -> Result<HashMap<u32, 
     }
 }
 
+/// The namespaces of the tree.
+fn read_namespaces(reader: &Reader) -> Result<Vec<Box<dyn Namespace>>> {
+    let of_kind = |kind: &&dyn ErasedKind| {
+        let mut records = reader.records().iter();
+        let record = records.find(|record| record.tag == kind.tag())?;
+        Some(kind.decode(&record.payload))
+    };
+    let all = ns::KINDS.iter().filter_map(of_kind);
+    Ok(all.collect::<std::result::Result<_, _>>()?)
+}
+
 impl<'a> Saved<'a> {
     /// Sorts out the records of an image.
     pub fn read(reader: &'a Reader) -> Result<Self> {
@@ -256,6 +270,7 @@ impl<'a> Saved<'a> {
             processor: processor.transpose()?,
             instructions: instructions.transpose()?,
             cgroups,
+            namespaces: read_namespaces(reader)?,
         })
     }
 }
@@ -284,7 +299,14 @@ impl<'a> Saved<'a> {
             processor: None,
             instructions: None,
             cgroups: None,
+            namespaces: Vec::new(),
         }
+    }
+
+    /// The kinds of its namespaces, as flags of unshare(2).
+    pub fn namespace_flags(&self) -> i32 {
+        let all = self.namespaces.iter();
+        all.fold(0, |flags, namespace| flags | namespace.flag())
     }
 
     /// A task that has description `id`, and its number there.

@@ -24,19 +24,18 @@ use resources::cgroup::{Membership, Mode};
 use resources::map::placed;
 use resources::task::{PartState, keyrings};
 use rustix::process::Pid;
-use sys::init::Init;
 
 use crate::alone::Alone;
 use crate::build::build;
 use crate::clocks::Resumed;
 use crate::lazy::{Client, Lazy};
-use crate::pid_namespace::{Outcome, Outer, Side};
+use crate::namespaces::{Outcome, Outer, Side};
 use crate::plan::{self, Placing, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
 use crate::statistics::as_micros;
 use crate::{Error, Observer, RestoreOptions, Result, Stage};
-use crate::{host, huge_pages, overcommit, pid_namespace};
+use crate::{host, huge_pages, namespaces, overcommit};
 
 /// Tasks with less memory than this get it at once: to have it come later takes longer.
 const LAZY_FROM_BYTES: u64 = 1 << 20;
@@ -76,24 +75,29 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     check_machine(&reader)?;
     crate::alone::check_threads()?;
     let saved = Saved::read(&reader)?;
-    let has_init = saved.tasks[0].node.pid == 1;
-    let wants_namespace = options.new_pid_ns || saved.tree.has_pid_ns || has_init;
-    if wants_namespace {
-        pid_namespace::check(options)?;
+    let has_init = saved.tasks[0].node.pid == sys::init::NUMBER;
+    let wants_pids = options.new_pid_ns || saved.tree.has_pid_ns || has_init;
+    let wants_namespaces = wants_pids || !saved.namespaces.is_empty();
+    if wants_namespaces {
+        namespaces::check(options)?;
     }
     observer
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
-    if !wants_namespace {
-        return bring_back_here(options, &reader, saved, None, began, observer);
+    if !wants_namespaces {
+        let origin = match options.sibling {
+            true => Origin::Sibling,
+            false => Origin::Child,
+        };
+        return bring_back_here(options, &reader, saved, origin, began, observer);
     }
     observer.fork();
-    match pid_namespace::make(&saved)? {
+    match namespaces::make(&saved, wants_pids)? {
         Side::Outer(outer) => attend(outer, &saved, began, observer),
         Side::Inner(mut inner) => {
-            let init = inner.first.take();
-            let restored =
-                bring_back_here(options, &reader, saved, init.as_ref(), began, &mut inner)?;
+            let way = std::mem::take(&mut inner.way);
+            let origin = Origin::of_way(&way, saved.namespace_flags());
+            let restored = bring_back_here(options, &reader, saved, origin, began, &mut inner)?;
             Ok(Restored {
                 root: inner.root_outside().unwrap_or(restored.root),
                 namespace: Some(Side::Inner(inner)),
@@ -103,9 +107,9 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     }
 }
 
-/// Waits until the copy of this process in the tree's pid namespace has brought the tree back.
+/// Waits until the copy of this process in the tree's namespaces has brought the tree back.
 fn attend(
-    outer: Outer,
+    mut outer: Outer,
     saved: &Saved<'_>,
     began: Instant,
     observer: &mut dyn Observer,
@@ -124,12 +128,12 @@ fn attend(
     })
 }
 
-/// Brings the tree back in the pid namespace that this process is in.
+/// Brings the tree back in the namespaces that this process is in.
 fn bring_back_here(
     options: &RestoreOptions,
     reader: &Arc<Reader>,
     mut saved: Saved<'_>,
-    init: Option<&Init>,
+    origin: Origin<'_>,
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Restored> {
@@ -156,7 +160,7 @@ fn bring_back_here(
         saved,
         reader,
         lazy,
-        init,
+        origin,
     };
     let mut waiting = taken::Waiting::default();
     loop {
@@ -199,8 +203,8 @@ struct Image<'a> {
     processor: Option<Processor>,
     /// Who brings pages in when they are touched.
     lazy: Option<Client>,
-    /// The root, where it is process 1 of a pid namespace and waits to begin.
-    init: Option<&'a Init>,
+    /// The maker of the root.
+    origin: Origin<'a>,
 }
 
 /// Refuses what this host has too little of for the tree, before anything is made.
@@ -222,15 +226,17 @@ fn bring_back(
         reader,
         saved,
         lazy,
-        init,
+        origin,
         ..
     } = image;
-    let setting = with_keys(options, saved, inherited.clone())?;
+    let setting = Setting {
+        parent: origin.parent(),
+        ..with_keys(options, saved, inherited.clone())?
+    };
     let plan = plan::plan(reader, saved, &setting)?;
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
-    let origin = Origin::new(*init, options.sibling);
-    if init.is_none() {
+    if !matches!(origin, Origin::Init { .. }) {
         taken::check_free(root_pid)?;
     }
     check_host(saved, reader)?;
@@ -247,7 +253,7 @@ fn bring_back(
     log::info!("{} scripts are built", built.plan.scripts.len());
     // A task whose call fails ends by itself, and leaves those that it has made.
     let adopting = Adopting::begin();
-    let loaded = Loaded::new(&built, root, &origin, clocks)?;
+    let loaded = Loaded::new(&built, root, origin, clocks)?;
     let filled_pages = loaded.fill(reader, lazy.as_ref())?;
     log::info!("{filled_pages} pages are filled from outside");
     loaded.wait_ready()?;
@@ -310,10 +316,7 @@ pub fn plan(options: &RestoreOptions) -> Result<String> {
     let reader = Reader::open(&*store)?;
     let mut saved = Saved::read(&reader)?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
-    let setting = Setting {
-        parent: 0,
-        ..setting(options, &saved, Inherited::read()?)?
-    };
+    let setting = setting(options, &saved, Inherited::read()?)?;
     let plan = plan::plan(&reader, &saved, &setting)?;
     plan::print(&plan, &saved, &reader)
 }
@@ -323,7 +326,6 @@ pub(crate) fn setting(
     saved: &Saved<'_>,
     mut inherited: Inherited,
 ) -> Result<Setting> {
-    let own = std::process::id().cast_signed();
     inherited.set_session(keyrings::of_restorer(
         inherited.session(),
         of_leaders(saved),
@@ -332,11 +334,7 @@ pub(crate) fn setting(
         resources::task::prepare();
         keyrings::own_is_unset()
     });
-    let root = saved.tasks[0].node.pid;
-    // The parent of the first process of a namespace is outside.
-    let parent = if options.sibling || root == 1 { 0 } else { own };
     Ok(Setting {
-        parent,
         open_files: open_files(saved, &inherited),
         inherited,
         vdso: host::vdso_for(saved)?,

@@ -33,7 +33,7 @@ pub(crate) fn freeze_and_collect(
             let how = How {
                 allow: &options.allowed,
                 stay,
-                has_pid_ns: options.has_pid_ns,
+                namespaces: options.namespaces,
                 newcomers: &mut patience.newcomers,
                 homework: &mut patience.homework,
             };

@@ -84,7 +84,7 @@ impl Tracking {
     /// Those of [`Way::check`] and [`Client::find_or_start`]; [`resources::Error::Unsupported`] for
     /// process 1 of this namespace, whose child the tracker would become.
     pub fn start(root: i32) -> Result<Self> {
-        if root == 1 {
+        if root == sys::init::NUMBER {
             let what = "process 1 of its pid namespace, of which the tracker would be a child,";
             return Err(resources::Error::unsupported(root, what).into());
         }

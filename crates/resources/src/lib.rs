@@ -4,6 +4,7 @@
 //! - [`task`][mod@task]: state of processes and threads ([`task::Part`]),
 //! - [`map`][mod@map]: mappings,
 //! - [`cgroup`][mod@cgroup]: control groups,
+//! - [`ns`][mod@ns]: namespaces that a tree has of its own ([`ns::Kind`]),
 //! - [`ledger`][mod@ledger]: what else the kernel has, entry by entry,
 //! - [`script`][mod@script]: the lists of system calls that they plan,
 //! - [`arch`]: what of them is the processor's,
@@ -23,6 +24,7 @@ mod inherited;
 pub mod kernel;
 pub mod ledger;
 pub mod map;
+pub mod ns;
 mod options;
 pub mod script;
 pub mod task;

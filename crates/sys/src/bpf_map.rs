@@ -23,10 +23,35 @@ mod command {
     pub const UPDATE: i32 = 2;
     pub const OPEN_BY_ID: i32 = 14;
     pub const INFO: i32 = 15;
+    pub const QUERY: i32 = 16;
     pub const TAKE: i32 = 21;
     pub const FREEZE: i32 = 22;
     pub const LOOK_UP_BATCH: i32 = 24;
     pub const UPDATE_BATCH: i32 = 26;
+}
+
+/// The hooks of a network namespace that programs are attached to: `enum bpf_attach_type`, and their
+/// names.
+pub const NETWORK_HOOKS: [(u32, &str); 2] = [(17, "flow dissector"), (36, "sk_lookup")];
+
+/// Counts the programs that are attached to a hook of the network namespace `network`.
+///
+/// # Errors
+/// As bpf(2) with `BPF_PROG_QUERY`: `EPERM` without `CAP_NET_ADMIN`. A kernel that has no such hook
+/// has no programs.
+pub fn attached_to_network(network: impl AsFd, hook: u32) -> io::Result<u32> {
+    let network = u64::from(network.as_fd().as_raw_fd().cast_unsigned());
+    // The namespace and the hook; flags; where the numbers of programs go; how many, of which none
+    // has room; six more that are not used.
+    let mut query = [network | u64::from(hook) << 32, 0, 0, 0, 0, 0, 0];
+    match bpf(command::QUERY, &mut query) {
+        Ok(_) => Ok(query[3] as u32),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOSPC) => Ok(query[3] as u32),
+            Some(libc::EINVAL | libc::ENOSYS) => Ok(0),
+            _ => Err(error),
+        },
+    }
 }
 
 /// What a map is made of.

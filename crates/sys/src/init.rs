@@ -3,25 +3,27 @@
 //!
 //! A namespace has no other processes before its first one (pid_namespaces(7)), so who is to work
 //! inside of it cannot make that one. It is a copy of the process outside, and takes over from the
-//! one inside what a child of that one would have: descriptors, mounts, clocks and the restore
-//! area.
+//! one inside what a child of that one would have: descriptors, namespaces, clocks and the
+//! restore area.
 
 use std::io::{self, Error};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use abi::{Addr, Span};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid,
 };
+use rustix::thread::futex;
 
 use crate::procfs;
 use crate::restore_area::RestoreArea;
 use crate::spawn::{self, Entry};
+
+/// The number of the first process of a pid namespace, in there.
+pub const NUMBER: i32 = 1;
 
 /// The first process of a pid namespace, which waits for [`Init::begin`]. The copy of this value in
 /// a process of the namespace tells it to begin; the other one, outside, waits for its end.
@@ -42,6 +44,8 @@ pub struct Start {
     pub memory: RawFd,
     /// The descriptor of its time namespace, where it has another one than its maker.
     pub clocks: Option<RawFd>,
+    /// The kinds of namespaces that it takes over besides (`CLONE_NEWNET` and the like).
+    pub namespaces: i32,
 }
 
 /// Memory that the processes of one [`Init`] share.
@@ -58,6 +62,7 @@ struct Orders {
     memory: AtomicI32,
     /// -1 for none.
     clocks: AtomicI32,
+    namespaces: AtomicI32,
     area: [AtomicU64; 2],
     entry: [AtomicU64; 3],
 }
@@ -106,19 +111,17 @@ impl Init {
         self.pid
     }
 
-    /// Has it begin, from a process in its namespace whose descriptors, mounts and limits it takes
-    /// over.
+    /// Has it begin, from a process in its namespace whose descriptors, namespaces and limits
+    /// it takes over.
     ///
     /// # Errors
     /// `EALREADY` when it was told before; `EEXIST` where it has something else at the place of the
     /// restore area; as pidfd_getfd(2), setns(2) and mmap(2).
     pub fn begin(&self, start: &Start) -> io::Result<()> {
         use rustix::process::{Resource, getrlimit, prlimit};
-        let first = Pid::from_raw(1);
+        let first = Pid::from_raw(NUMBER);
         prlimit(first, Resource::Nofile, getrlimit(Resource::Nofile))?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = openat(CWD, procfs::path("self/fd"), flags, Mode::empty())?;
-        let files = crate::numbers::of(folder)?;
+        let files = crate::numbers::of_own_files()?;
         let files = files.into_iter().max().unwrap_or(0) + 1;
         let orders = self.orders;
         let teller = rustix::process::getpid().as_raw_nonzero().get();
@@ -127,6 +130,8 @@ impl Init {
         orders.memory.store(start.memory, Ordering::Relaxed);
         let clocks = start.clocks.unwrap_or(-1);
         orders.clocks.store(clocks, Ordering::Relaxed);
+        let namespaces = libc::CLONE_NEWNS | start.namespaces;
+        orders.namespaces.store(namespaces, Ordering::Relaxed);
         let (area, entry) = (start.area, start.entry);
         let words = [area.start, area.end, entry.code, entry.ops, entry.header];
         for (to, word) in orders.area.iter().chain(&orders.entry).zip(words) {
@@ -138,7 +143,7 @@ impl Init {
         if told.is_err() {
             return Err(Error::from_raw_os_error(libc::EALREADY));
         }
-        futex(state, libc::FUTEX_WAKE, 1, None);
+        wake(state);
         match self.wait_past(state::TOLD) {
             state::BEGUN => Ok(()),
             _ => Err(self.error()),
@@ -162,13 +167,16 @@ impl Init {
 
     /// Waits until the state is another one than `old`, or the process has ended.
     fn wait_past(&self, old: u32) -> u32 {
-        const LOOK: Duration = Duration::from_millis(100);
+        const LOOK: Timespec = Timespec {
+            tv_sec: 0,
+            tv_nsec: 100_000_000,
+        };
         loop {
             let seen = self.orders.state.load(Ordering::Acquire);
             if seen != old || self.has_ended() {
                 return seen;
             }
-            futex(&self.orders.state, libc::FUTEX_WAIT, old, Some(LOOK));
+            wait_while(&self.orders.state, old, Some(LOOK));
         }
     }
 
@@ -207,7 +215,7 @@ fn wait_and_begin(orders: &Orders, maker: &OwnedFd, last: &str) -> ! {
     let told = prepare(maker, last).and_then(|()| {
         change(orders, state::READY);
         while orders.state.load(Ordering::Acquire) == state::READY {
-            futex(&orders.state, libc::FUTEX_WAIT, state::READY, None);
+            wait_while(&orders.state, state::READY, None);
         }
         take_over(orders)
     });
@@ -228,7 +236,7 @@ fn wait_and_begin(orders: &Orders, maker: &OwnedFd, last: &str) -> ! {
 
 fn change(orders: &Orders, state: u32) {
     orders.state.store(state, Ordering::Release);
-    futex(&orders.state, libc::FUTEX_WAKE, 1, None);
+    wake(&orders.state);
 }
 
 /// Ties it to its maker, and has numbers begin above `last`.
@@ -259,7 +267,8 @@ fn take_over(orders: &Orders) -> io::Result<Entry> {
     let pidfd = call(libc::SYS_pidfd_open, [teller, 0, 0])?;
     call(libc::SYS_dup3, [pidfd, files, libc::O_CLOEXEC])?;
     call(libc::SYS_close, [pidfd, 0, 0])?;
-    call(libc::SYS_setns, [files, libc::CLONE_NEWNS, 0])?;
+    let namespaces = orders.namespaces.load(Ordering::Relaxed);
+    call(libc::SYS_setns, [files, namespaces, 0])?;
     for number in 0..files {
         match call(libc::SYS_pidfd_getfd, [files, number, 0]) {
             Ok(got) if got == number => {}
@@ -285,13 +294,13 @@ fn take_over(orders: &Orders) -> io::Result<Entry> {
     Ok(Entry { code, ops, header })
 }
 
-/// Waits while the word is `value`, or wakes as many that wait.
-fn futex(word: &AtomicU32, operation: i32, value: u32, patience: Option<Duration>) {
-    let time = patience.map(|patience| libc::timespec {
-        tv_sec: patience.as_secs().cast_signed(),
-        tv_nsec: patience.subsec_nanos().into(),
-    });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the word and the time outlive the call.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, time) };
+/// Waits as long as the word, which processes share, is `value`; until somebody wakes this one, or
+/// no longer than `patience`.
+fn wait_while(word: &AtomicU32, value: u32, patience: Option<Timespec>) {
+    // Who waits looks at the word again, whatever has ended the wait.
+    let _ = futex::wait(word, futex::Flags::empty(), value, patience.as_ref());
+}
+
+fn wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), 1);
 }

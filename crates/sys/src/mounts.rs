@@ -1,7 +1,6 @@
 //! Mount namespaces of this process: mount_namespaces(7).
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
@@ -24,19 +23,6 @@ pub fn mount_own_procfs() -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", flags, None::<&std::ffi::CStr>)?;
     Ok(())
-}
-
-/// Has this process enter a mount namespace; its root and working directories are those of the
-/// namespace then.
-///
-/// # Errors
-/// `EPERM` without `CAP_SYS_ADMIN` and `CAP_SYS_CHROOT`; as setns(2).
-pub fn enter(mounts: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: as above.
-    match unsafe { libc::setns(mounts.as_raw_fd(), libc::CLONE_NEWNS) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Tells whether a process sees the same mounts as this one, but for another procfs over its /proc.

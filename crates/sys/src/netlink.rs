@@ -149,6 +149,14 @@ impl Netlink {
         Self::open(libc::NETLINK_NETFILTER)
     }
 
+    /// Opens one for IPsec (ip-xfrm(8)).
+    ///
+    /// # Errors
+    /// The calls' errno; `EPROTONOSUPPORT` where the kernel has no IPsec.
+    pub fn xfrm() -> io::Result<Self> {
+        Self::open(libc::NETLINK_XFRM)
+    }
+
     fn open(protocol: i32) -> io::Result<Self> {
         let socket = socket::open(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
         let mut address = [0u8; 12];

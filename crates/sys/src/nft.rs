@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 pub use hold::{Hold, Listening};
-pub use listing::{Table, tables};
+pub use listing::{Table, names, tables};
 
 use crate::netlink::{ACK, Batch, CREATE, EXCLUSIVE, Netlink, REQUEST};
 

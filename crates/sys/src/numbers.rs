@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
-use rustix::fs::RawDir;
+use rustix::fs::{CWD, Mode, OFlags, RawDir, openat};
 
 /// The numbers among the names in `folder`, one of /proc/PID/task or /proc/PID/fd, in the
 /// kernel's order.
@@ -24,6 +24,20 @@ pub fn of(folder: impl AsFd) -> rustix::io::Result<Vec<i32>> {
         }
     }
     Ok(numbers)
+}
+
+/// The numbers of this process's descriptors, that of the folder in which they stand among them.
+///
+/// # Errors
+/// As open(2), and getdents64(2).
+pub fn of_own_files() -> rustix::io::Result<Vec<i32>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    of(openat(
+        CWD,
+        crate::procfs::path("self/fd"),
+        flags,
+        Mode::empty(),
+    )?)
 }
 
 #[cfg(test)]

@@ -112,7 +112,8 @@ pub fn suspend_filters(tid: i32) -> io::Result<()> {
     control(Control::SetOptions, tid, options(false) | SUSPEND_SECCOMP)
 }
 
-/// Sets whether the thread is killed when this process ends. Its seccomp filters hold again.
+/// Sets whether the kernel kills the thread when this process ends: the first process of a pid
+/// namespace as well, which no signal from inside of that kills. Its seccomp filters hold again.
 ///
 /// # Errors
 /// `ESRCH`.
@@ -132,20 +133,11 @@ pub fn report_exit(tid: i32, unfiltered: bool) -> io::Result<()> {
     control(Control::SetOptions, tid, all)
 }
 
-/// Has the kernel kill the process of a stopped thread when its tracer ends: process 1 of a pid
-/// namespace as well, which no signal from inside of that kills.
-///
-/// # Errors
-/// `ESRCH`.
-pub fn end_with_tracer(tid: i32) -> io::Result<()> {
-    control(Control::SetOptions, tid, options(true))
-}
-
 /// Asks a seized thread, running or not, to stop (`PTRACE_INTERRUPT`).
 ///
 /// Any other stop takes the place of the one that was asked for, that for a signal as well: the
-/// kernel forgets the request when a thread stops (`ptrace_stop` in kernel/signal.c). A tracer that
-/// is told of another stop lets the thread go on with [`resume_to_stop`].
+/// kernel forgets the request when a thread stops (`ptrace_stop` in kernel/signal.c). For a tracer
+/// that hears of another stop there is [`resume_to_stop`].
 ///
 /// # Errors
 /// `ESRCH`.

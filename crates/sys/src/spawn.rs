@@ -61,35 +61,12 @@ pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
         ..CloneArgs::default()
     };
     let old = set_mask(u64::MAX);
-    let result: i64;
-    // SAFETY: the parent returns here with only the clobbered registers changed; the child never
-    // returns: it jumps to code that uses neither this stack nor this program.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "mov r12, r8",
-            "mov r13, r9",
-            "jmp r10",
-            "2:",
-            inlateout("rax") libc::SYS_clone3 => result,
-            in("rdi") &raw const args,
-            in("rsi") size_of::<CloneArgs>(),
-            in("r8") entry.ops.0,
-            in("r9") entry.header.0,
-            in("r10") entry.code.0,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
+    let made = clone(&args);
+    if let Ok(None) = made {
+        enter(entry);
     }
     set_mask(old);
-    if result < 0 {
-        return Err(io::Error::from_raw_os_error(
-            i32::try_from(-result).expect("an errno"),
-        ));
-    }
-    Ok(())
+    made.map(drop)
 }
 
 /// Makes a copy of this process, which has one thread and blocks all signals, as the first process
@@ -104,8 +81,14 @@ pub(crate) fn clone_init() -> io::Result<Option<Pid>> {
         exit_signal: libc::SIGCHLD.cast_unsigned().into(),
         ..CloneArgs::default()
     };
-    // SAFETY: the copy goes on here with memory of its own, and with the only thread there is.
-    match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) } {
+    clone(&args)
+}
+
+/// Makes a copy of this process: `None` in the copy.
+fn clone(args: &CloneArgs) -> io::Result<Option<Pid>> {
+    let (call, args) = (libc::SYS_clone3, std::ptr::from_ref(args));
+    // SAFETY: the copy goes on here with memory of its own, in the only thread that it has.
+    match unsafe { libc::syscall(call, args, size_of::<CloneArgs>()) } {
         ..0 => Err(io::Error::last_os_error()),
         pid => Ok(Pid::from_raw(pid as i32)),
     }

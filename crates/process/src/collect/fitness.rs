@@ -6,10 +6,11 @@
 //! - Refused: "its session …, led from outside of the tree" (`--shell-job`).
 //! - CRIU 4.2: the same, with the same option.
 //! - What: namespaces
-//! - Kept: that tasks are in stillframe's own, a time namespace, and the pid namespace of a tree
-//!   that `restore --new-pid-ns` has brought back.
-//! - Refused: "its own … namespace" (pid, mnt, net, ipc, uts, user, cgroup, or one of several time
-//!   namespaces); "another … namespace for its children".
+//! - Kept: that tasks are in stillframe's own; a time, pid, net, ipc or uts namespace of the whole
+//!   tree.
+//! - Refused: "its own … namespace" (mnt, user, cgroup, or one of several of another kind);
+//!   "another … namespace for its children"; "a process that has joined the tree's pid namespace from
+//!   outside (nsenter)".
 //! - CRIU 4.2: keeps all of these kinds, though not always one within another.
 //! - What: 32-bit code
 //! - Kept: programs of 32 bits, on kernels that run them, also among others.
@@ -20,7 +21,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use freeze::{Frozen, Task};
+use freeze::{Frozen, Task, stat_of};
 use rustix::fs::{CWD, readlinkat};
 use rustix::io::Errno;
 
@@ -33,8 +34,11 @@ use crate::records::Tree;
 use crate::{Error, Result};
 
 /// Notes what can be told of a whole tree without asking its tasks. Returns whether the tree is in
-/// another time namespace than this process.
-pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<bool> {
+/// another time namespace than this process. `kills`: whether it is going to be killed.
+pub(super) fn check(frozen: &Frozen, kills: bool, obstacles: &mut Obstacles) -> Result<bool> {
+    if kills {
+        check_joined(frozen, obstacles)?;
+    }
     let mut wanted = own_namespaces()?;
     let has_its_clocks = take_clocks(&frozen.tasks[0], &mut wanted)?;
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
@@ -43,6 +47,25 @@ pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<bool> 
     }
     sharing::check(frozen, obstacles)?;
     Ok(has_its_clocks)
+}
+
+/// The kernel kills all that is in a pid namespace with process 1: notes what is no descendant of
+/// that, as it has joined the namespace from outside.
+fn check_joined(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<()> {
+    if frozen.tasks[0].pid() != sys::init::NUMBER {
+        return Ok(());
+    }
+    let own = std::process::id().cast_signed();
+    let others = sys::procfs::processes().filter(|pid| *pid != own && *pid != sys::init::NUMBER);
+    // The parent of one that has joined is outside, and has no number here.
+    let is_joined = |pid: &i32| stat_of(*pid).is_some_and(|stat| stat.ppid == 0);
+    for pid in others.filter(is_joined) {
+        let what = "a process that has joined the tree's pid namespace from outside (nsenter)";
+        let refused = resources::Error::unsupported(pid, what);
+        let refused = refused.because("it would be killed with the tree");
+        obstacles.note(Err::<(), _>(refused))?;
+    }
+    Ok(())
 }
 
 /// Wants the time namespace of the root for the whole tree: it gets another one at the restore.
@@ -208,7 +231,7 @@ mod tests {
     fn verdict(program: &Spawned) -> String {
         let frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
         let mut obstacles = Obstacles::default();
-        check(&frozen, &mut obstacles).expect("it can be looked at");
+        check(&frozen, false, &mut obstacles).expect("it can be looked at");
         let Err(error) = obstacles.check() else {
             return "fine".into();
         };
@@ -335,7 +358,7 @@ time.sleep(1000)";
         );
         let frozen = freeze(child, None).expect("it can be stopped");
         let mut obstacles = Obstacles::default();
-        let has_its_clocks = check(&frozen, &mut obstacles).expect("fine");
+        let has_its_clocks = check(&frozen, false, &mut obstacles).expect("fine");
         assert!(has_its_clocks, "it has clocks of its own");
         obstacles.check().expect("nothing");
         let wanted = own_namespaces().expect("they are there");

@@ -4,6 +4,7 @@ use resources::Allow;
 use resources::fd::tcp::newcomers::Newcomers;
 
 use crate::homework::Homework;
+use crate::namespaces::OwnNamespaces;
 
 /// How a tree is collected.
 pub(crate) struct How<'a> {
@@ -11,8 +12,8 @@ pub(crate) struct How<'a> {
     pub allow: &'a Allow,
     /// True if the blob stays in the tasks: the dump is going to kill them.
     pub stay: bool,
-    /// True if the tree has a pid namespace of its own, in which this process is.
-    pub has_pid_ns: bool,
+    /// The namespaces that the tree has of its own, in which this process is.
+    pub namespaces: OwnNamespaces,
     /// Clients that ask the tree for connections meanwhile.
     pub newcomers: &'a mut Newcomers,
     /// Facts that the dump finds out while the tree runs.

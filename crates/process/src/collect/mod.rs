@@ -42,11 +42,13 @@ use resources::fd::tcp::lock::{Leftover, Lock};
 use resources::fd::tcp::newcomers::Held;
 use resources::fd::{locks, table, userfaultfd};
 use resources::map::vdso::Vdso;
+use resources::ns;
 use resources::task::semaphores;
 
 use crate::clocks::TreeClocks;
 use crate::homework::Homework;
 use crate::links::{self, Link};
+use crate::namespaces::OwnNamespaces;
 use crate::obstacles::Obstacles;
 use crate::plan;
 use crate::records::{What, record, tag};
@@ -152,7 +154,8 @@ fn collect_all(
     let sharing = Sharing::find(frozen)?;
     let links = descriptors::links(frozen, &sharing, &mut how, obstacles)?;
     log::info!("{} tasks are stopped", frozen.tasks.len());
-    let has_its_clocks = fitness::check(frozen, obstacles)?;
+    let has_its_clocks = fitness::check(frozen, how.stay, obstacles)?;
+    let namespaces = namespaces(frozen, &links, how.namespaces, obstacles)?;
     let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
     let settled = settled((frozen, links, &sharing), &mut how, view, obstacles)?;
     let Settled {
@@ -164,7 +167,7 @@ fn collect_all(
     } = settled;
     let outside = describe_and_ask(frozen, (&mut found, listed), &mut how, obstacles)?;
     let mut tree = tree::of(&found, view.numbering().boot());
-    tree.has_pid_ns = how.has_pid_ns;
+    tree.has_pid_ns = how.namespaces.pids;
     let mut records = vec![tree.record()];
     let registered = found.iter().map(Found::registered_spans).collect();
     let mut spaces = spaces::Spaces::default();
@@ -183,6 +186,7 @@ fn collect_all(
     records.extend(described.encode());
     records.extend(described.attributes);
     records.extend(cgroups.into_iter().flatten());
+    records.extend(namespaces);
     records.extend(links::record(&described.links));
     let mut objects = described.objects;
     let foreign = vdsos.foreign();
@@ -211,6 +215,30 @@ fn collect_all(
         held: None,
         homework: Homework::default(),
     })
+}
+
+/// The records of the tree's own namespaces; what is not saved of them is noted.
+fn namespaces(
+    frozen: &Frozen,
+    links: &[Vec<table::Link>],
+    own: OwnNamespaces,
+    obstacles: &mut Obstacles,
+) -> Result<Vec<Record>> {
+    let tree = ns::Tree {
+        root: frozen.tasks[0].pid(),
+        links,
+    };
+    let mut records = Vec::new();
+    let entered = ns::KINDS.iter().filter(|kind| kind.flag() & own.flags != 0);
+    for kind in entered {
+        let mut refused = Vec::new();
+        let payload = kind.dump(&tree, &mut refused)?;
+        for refused in refused {
+            obstacles.note(Err::<(), _>(refused))?;
+        }
+        records.push(record(kind.tag(), 0, payload));
+    }
+    Ok(records)
 }
 
 /// A tree in which no requests are under way that end by themselves, looked at from outside.

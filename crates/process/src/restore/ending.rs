@@ -100,7 +100,7 @@ fn made(built: &Built, root: i32) -> Vec<i32> {
     let own = std::process::id().cast_signed();
     let ours = |pid: &i32| descends(*pid, root, &parents) || descends(*pid, own, &parents);
     // Process 1 ends by its maker, which is outside of its namespace, alone.
-    let is_there = |pid: &i32| *pid != 1 && parents.contains_key(pid);
+    let is_there = |pid: &i32| *pid != sys::init::NUMBER && parents.contains_key(pid);
     pids(built).filter(is_there).filter(ours).collect()
 }
 

@@ -20,6 +20,7 @@ use crate::build::Built;
 use crate::clocks::Resumed;
 use crate::error::Holder;
 use crate::lazy::Client;
+use crate::namespaces::Way;
 use crate::plan::{Outside, Staying, word};
 use crate::text::describe_status;
 use crate::{Error, Result};
@@ -38,16 +39,30 @@ pub(super) enum Origin<'a> {
     /// The restorer, whose parent's child it is.
     Sibling,
     /// The process outside of its pid namespace, of which it is process 1 and waits to begin.
-    Init(&'a Init),
+    Init {
+        /// The root.
+        init: &'a Init,
+        /// The kinds of namespaces that it takes over.
+        namespaces: i32,
+    },
 }
 
 impl<'a> Origin<'a> {
-    /// That of a root that waits to begin, if it does; otherwise it is made.
-    pub fn new(init: Option<&'a Init>, is_sibling: bool) -> Self {
-        match init {
-            Some(init) => Self::Init(init),
-            None if is_sibling => Self::Sibling,
-            None => Self::Child,
+    /// That of a root that a copy of the restorer makes in that `way`, in namespaces of the kinds
+    /// `namespaces`.
+    pub fn of_way(way: &'a Way, namespaces: i32) -> Self {
+        match way {
+            Way::Child => Self::Child,
+            Way::First(init) => Self::Init { init, namespaces },
+            Way::Sibling => Self::Sibling,
+        }
+    }
+
+    /// The number of the root's parent in the restorer's pid namespace, of one that is there.
+    pub fn parent(self) -> i32 {
+        match self {
+            Self::Child => std::process::id().cast_signed(),
+            Self::Sibling | Self::Init { .. } => 0,
         }
     }
 }
@@ -271,7 +286,6 @@ impl Drop for Loaded<'_> {
     }
 }
 
-/// Begins to trace a thread, which is killed from now on if this process ends.
 /// Has the root run its script.
 fn begin(
     built: &Built,
@@ -289,7 +303,7 @@ fn begin(
     let sibling = match origin {
         Origin::Child => false,
         Origin::Sibling => true,
-        Origin::Init(init) => {
+        Origin::Init { init, namespaces } => {
             let clocks = namespace.map(ForChildren::namespace).transpose();
             let clocks = clocks.map_err(failed)?;
             let start = Start {
@@ -297,6 +311,7 @@ fn begin(
                 area: span,
                 memory: built.memory,
                 clocks: clocks.as_ref().map(OwnedFd::as_raw_fd),
+                namespaces: *namespaces,
             };
             return init.begin(&start).map_err(failed);
         }
@@ -310,6 +325,7 @@ fn begin(
     })
 }
 
+/// Begins to trace a thread, which is killed from now on if this process ends.
 fn seize(staying: &Staying) -> Result<()> {
     let tid = staying.tid;
     let (seized, unfiltered) = match staying.is_filtered {

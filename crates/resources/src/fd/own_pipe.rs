@@ -61,10 +61,8 @@ fn given() -> Result<Vec<Given>> {
 /// Looks through the descriptors of this process: those that it opens itself close on exec, those
 /// that it was started with do not.
 fn look() -> Result<Vec<Given>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = openat(CWD, sys::procfs::path("self/fd"), flags, Mode::empty()).map_err(failed)?;
     let mut given = Vec::new();
-    for number in sys::numbers::of(&folder).map_err(failed)? {
+    for number in sys::numbers::of_own_files().map_err(failed)? {
         let path = sys::procfs::path(format_args!("self/fd/{number}"));
         let Ok(stat) = rustix::fs::stat(&path) else {
             continue;

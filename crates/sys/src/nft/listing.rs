@@ -51,6 +51,27 @@ pub fn tables(prefix: &str) -> io::Result<Vec<Table>> {
     Ok(tables)
 }
 
+/// The names of all tables of this network namespace, of every family; none where the kernel has no
+/// nf_tables.
+///
+/// # Errors
+/// As [`tables`].
+pub fn names() -> io::Result<Vec<String>> {
+    const ALL_FAMILIES: u8 = 0;
+    let netlink = match Netlink::netfilter() {
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
+        opened => opened?,
+    };
+    let mut batch = Batch::default();
+    batch.message(GET_TABLE, REQUEST | DUMP, &[ALL_FAMILIES, 0, 0, 0]);
+    let found = match netlink.list(batch) {
+        // No module knows such messages.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Vec::new(),
+        found => found?,
+    };
+    Ok(found.iter().filter_map(|table| text(table, 1)).collect())
+}
+
 /// The comments of the table's chains, in their order.
 fn pieces(netlink: &Netlink, table: &str) -> io::Result<Vec<Vec<u8>>> {
     let all = list(netlink, GET_CHAIN, &[])?;

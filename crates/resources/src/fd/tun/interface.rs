@@ -116,7 +116,7 @@ pub struct Interface {
 }
 
 /// What is told of a device besides what its interface is.
-pub(super) struct Told {
+pub(crate) struct Told {
     /// Whether each packet has a header of its own (no `IFF_NO_PI`).
     pub(super) has_header: bool,
     /// How many queues it has, with those that are detached.
@@ -162,7 +162,7 @@ fn index_of(name: &str) -> Result<Option<u32>> {
 
 impl Interface {
     /// Takes down all that rtnetlink and /proc/sys tell of an interface.
-    pub(super) fn read(name: &str) -> Result<(Self, Told)> {
+    pub(crate) fn read(name: &str) -> Result<(Self, Told)> {
         let fails = |error| failed(name, "read it", error);
         let answer = ask(0, Some(name)).map_err(fails)?;
         let answer = answer.filter(|answer| answer.payload.len() >= HEAD_BYTES);
@@ -259,7 +259,6 @@ impl Interface {
     /// Makes a new interface what it was.
     pub(super) fn apply(&self, own: BorrowedFd<'_>, name: &str) -> Result<()> {
         let fails = |doing: &'static str| move |error| failed(name, doing, error);
-        let index = index_of(name)?.ok_or_else(|| failed(name, "find it", Errno::NODEV))?;
         for (which, value) in [
             (Setting::Owner, self.owner),
             (Setting::Group, self.owner_group),
@@ -272,11 +271,29 @@ impl Interface {
         if fresh.link_type != self.link_type {
             tun::set(own, Setting::LinkType, self.link_type).map_err(fails("set its type"))?;
         }
+        self.apply_link_while(name, || match self.has_carrier {
+            true => Ok(()),
+            false => tun::set_carrier(own, false).map_err(fails("take its carrier")),
+        })
+    }
+
+    /// Makes an interface that is there what it was.
+    pub(crate) fn apply_link(&self, name: &str) -> Result<()> {
+        self.apply_link_while(name, || Ok(()))
+    }
+
+    /// The same, with something to do once it is set and before it gets its addresses.
+    fn apply_link_while(
+        &self,
+        name: &str,
+        once_set: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let fails = |doing: &'static str| move |error| failed(name, doing, error);
+        let index = index_of(name)?.ok_or_else(|| failed(name, "find it", Errno::NODEV))?;
+        let (fresh, _) = Self::read(name)?;
         settings::apply(name, &self.settings);
         self.set_link(name, index, &fresh)?;
-        if !self.has_carrier {
-            tun::set_carrier(own, false).map_err(fails("take its carrier"))?;
-        }
+        once_set()?;
         network::apply(List::Addresses, &self.addresses, index)
             .map_err(fails("give it its addresses"))?;
         settings::apply_last(name, &self.settings);
@@ -323,7 +340,7 @@ impl Interface {
     }
 
     /// Refuses what no dump writes.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let corrupt = |what| Err(Error::corrupt("tun device", what));
         let hardware = [&self.address, &self.broadcast];
         if hardware.iter().any(|one| one.len() > ADDRESS_MAX_BYTES) {

@@ -36,7 +36,8 @@ use sys::tun::{self, Number, Setting};
 use super::place::Place;
 use super::{DumpContext, Kind, Open, RestoreContext, Stage, ready, status, tags};
 use crate::{Allow, Error, Result};
-use interface::Interface;
+pub(crate) use interface::Interface;
+pub(crate) use network::foreign_routes;
 
 /// See the file.
 pub struct Tun;

@@ -134,6 +134,25 @@ impl List {
         }
     }
 
+    /// Whether a route that somebody has entered is none of the interface's, or not saved: what is
+    /// to be said of it.
+    fn foreign(payload: &[u8], index: u32) -> Option<&'static str> {
+        let all = Self::Routes;
+        let head = &payload[..all.head_bytes()];
+        let flags = u32::from_ne_bytes(head[FLAGS].try_into().expect("four bytes"));
+        let is_made = ![AF_INET, AF_INET6].contains(&head[0])
+            || OF_KERNEL.contains(&head[PROTOCOL])
+            || flags & RTM_F_CLONED != 0;
+        if is_made {
+            return None;
+        }
+        let mut attributes = attributes(payload, all.head_bytes());
+        if attributes.any(|(kind, _)| NOT_YET.contains(&kind)) {
+            return Some("a route that has several ways");
+        }
+        (!all.is_ours(payload, index)).then_some("a route that leads nowhere")
+    }
+
     fn entry(self, payload: &[u8]) -> Entry {
         let mut head = payload[..self.head_bytes()].to_vec();
         if self == Self::Routes {
@@ -202,6 +221,19 @@ pub(super) fn read(list: List, index: u32) -> io::Result<Vec<Entry>> {
         }
     }
     Ok(all)
+}
+
+/// What is to be said of the routes that are not saved with the interface of this number.
+pub(crate) fn foreign_routes(index: u32) -> io::Result<Vec<String>> {
+    let list = List::Routes;
+    let mut batch = Batch::default();
+    let head = vec![0; list.head_bytes()];
+    batch.message(list.new_one() + 2, REQUEST | DUMP, &head);
+    let told = Netlink::route()?.list(batch)?;
+    let whole = told.iter().map(|message| message.payload.as_slice());
+    let whole = whole.filter(|payload| payload.len() >= list.head_bytes());
+    let foreign = whole.filter_map(|payload| List::foreign(payload, index));
+    Ok(foreign.map(str::to_owned).collect())
 }
 
 /// Enters what was read before; an entry may need another one, so that the order is found out.

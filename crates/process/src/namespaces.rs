@@ -1,42 +1,51 @@
-//! Work inside of a pid namespace: a restore in a new one, in which every task gets its number
-//! whoever has that outside, and the dump of a tree that has one.
+//! Work inside of the namespaces that a tree has of its own: a restore in new ones, and the dump of
+//! a tree that has some.
 //!
-//! A copy of this process does the work in there, so every number that the kernel tells it or takes
-//! from it is the tree's own. The process itself waits outside. It is asked at each stage, since
-//! what its caller does then (action scripts, the pidfile) concerns numbers of its own namespace.
+//! A copy of this process does the work in there, so every number, name and address that the kernel
+//! tells it or takes from it is the tree's own. The process itself waits outside. It is asked at
+//! each stage, since what its caller does then (action scripts, the pidfile) concerns its own
+//! namespaces.
 //!
-//! The copy of a restore is the first process of the namespace. It brings the tree back as its
-//! child, and stays: process 1 takes in orphans, and the kernel ends the namespace with it. As long
-//! as the tree can be undone, the copy is tied to the process outside by its parent-death signal,
-//! and its end is the end of everything in the namespace. From [`Stage::PreResume`] on it goes on
-//! alone. The copy of a dump is tied to the process outside until it ends.
+//! In a new pid namespace every task gets its number, whoever has that outside. The copy of a
+//! restore is its first process. It brings the tree back as its child, and stays: process 1 takes
+//! in orphans, and the kernel ends the namespace with it. As long as the tree can be undone, the
+//! copy is tied to the process outside by its parent-death signal, and its end is the end of
+//! everything in the namespace. From [`Stage::PreResume`] on it goes on alone. The copy of a dump is
+//! tied to the process outside until it ends.
 //!
 //! A tree whose root is process 1 itself gets a namespace that the process outside makes around it
 //! ([`Init`]): the root waits there, the copy is another process, has it begin and ends when the
 //! tree runs. At a dump nobody inside can kill process 1. The copy traces it, and the kernel kills
 //! it when its tracer ends; so it goes last, and everything in the namespace with it.
 //!
+//! A tree that has other namespaces alone comes back as a child of the process outside, and the copy
+//! ends when it runs.
+//!
 //! - What: pid namespaces
 //! - Kept: one of the whole tree, of which the first process is the tree's root, or
 //!   `stillframe-init`: of a tree that `restore --new-pid-ns` has brought back. Tasks have their
 //!   numbers again, and /proc is of the namespace.
-//! - At a restore: "a process with number 1, which is the namespace's own"; "a pid namespace goes
-//!   without …" (`--lazy-pages`, `--shell-job`, `--restore-sibling`, `--leave-stopped`).
+//! - At a restore: "a process with number 1, which is the namespace's own"; "a tree with namespaces
+//!   of its own goes without …" (`--lazy-pages`, `--shell-job`, `--restore-sibling`,
+//!   `--leave-stopped`).
 //! - CRIU 4.2: keeps those whose first process is the tree's root; has no `--new-pid-ns`.
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
 
 use guard::Channel;
 use prost::Message;
+use resources::ns;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, pidfd_open, set_parent_process_death_signal,
     wait, waitpid,
 };
-use sys::fork::{Fork, fork_in, fork_init};
+use sys::fork::{Fork, fork, fork_in, fork_init};
 use sys::init::Init;
 use sys::process::Process;
 use sys::{mounts, procfs};
@@ -58,10 +67,33 @@ pub enum Side {
 pub struct Outer {
     copy: Pid,
     link: Channel,
-    /// The first process of a namespace that is made, where that is the tree's root.
-    first: Option<Init>,
+    /// The way in which the root of a restored tree is made.
+    way: Way,
+    /// The root of a restored tree, once that runs.
+    root: Option<Pid>,
     /// The root of a tree that is dumped, where that is process 1 of its namespace.
     victim: Option<OwnedFd>,
+}
+
+/// The way in which the root of a restored tree is made.
+#[derive(Debug, Default)]
+pub(crate) enum Way {
+    /// As a child of the copy, which stays as process 1 of a pid namespace.
+    #[default]
+    Child,
+    /// As process 1 of a pid namespace, which the process outside has made and which waits.
+    First(Init),
+    /// As a child of the process outside; the copy ends then.
+    Sibling,
+}
+
+/// The namespaces that a tree has of its own, and that this process has entered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnNamespaces {
+    /// True for a pid namespace, and the mount namespace that shows its /proc.
+    pub pids: bool,
+    /// The kinds of the others, as flags of unshare(2).
+    pub flags: i32,
 }
 
 /// The copy in the namespace.
@@ -71,8 +103,10 @@ pub struct Inner {
     /// The root's number in the namespace, and outside as far as that is known.
     root: Option<Pid>,
     root_outside: Option<Pid>,
-    /// The first process of a namespace that is made, where that is the tree's root.
-    pub(crate) first: Option<Init>,
+    /// The way in which the root of a restored tree is made.
+    pub(crate) way: Way,
+    /// The namespaces of a tree that is dumped.
+    own: OwnNamespaces,
 }
 
 /// The end of the wait outside.
@@ -132,20 +166,28 @@ fn stage_number(stage: Stage) -> u32 {
     u32::try_from(position.expect("all are listed")).expect("a few")
 }
 
-/// Makes a namespace for a tree, and in it a copy of this process that has a mount namespace and a
-/// /proc of its own. Numbers that the kernel chooses in there are above those of the tree, so that
-/// helpers of the restore take none of them.
+/// Makes namespaces for a tree, a pid namespace if `has_pids`, and in there a copy of this process.
+/// Where it has another pid namespace, it has a mount namespace and a /proc of its own, and numbers
+/// that the kernel chooses are above those of the tree, so that helpers of the restore take none of
+/// them.
 ///
 /// # Errors
 /// [`Error::Threads`]; [`Error::Kernel`] without the right to make namespaces. The copy, too,
-/// returns an error when it has no /proc.
-pub(crate) fn make(saved: &Saved<'_>) -> Result<Side> {
+/// returns an error when it has no /proc, or a namespace does not take what it had.
+pub(crate) fn make(saved: &Saved<'_>, has_pids: bool) -> Result<Side> {
+    if !has_pids {
+        let side = split(fork, || Way::Sibling)?;
+        if let Side::Inner(_) = side {
+            make_others(saved)?;
+        }
+        return Ok(side);
+    }
     let last = last_number(saved)?;
-    let has_init = saved.tasks[0].node.pid == 1;
+    let has_init = saved.tasks[0].node.pid == sys::init::NUMBER;
     let side = if has_init {
         make_around(last)?
     } else {
-        split(fork_init)?
+        split(fork_init, || Way::Child)?
     };
     if let Side::Inner(_) = side {
         let mounted = mounts::mount_own_procfs();
@@ -154,8 +196,18 @@ pub(crate) fn make(saved: &Saved<'_>) -> Result<Side> {
             let set = procfs::write("sys/kernel/ns_last_pid", last.to_string());
             set.map_err(|e| Error::kernel("cannot set /proc/sys/kernel/ns_last_pid", e))?;
         }
+        make_others(saved)?;
     }
     Ok(side)
+}
+
+/// Has this process, a copy, enter new namespaces of the tree's other kinds, and gives them what
+/// they had.
+fn make_others(saved: &Saved<'_>) -> Result<()> {
+    let failed = |e| Error::kernel("cannot make the namespaces of the tree", e);
+    sys::namespace::leave(saved.namespace_flags()).map_err(failed)?;
+    let mut all = saved.namespaces.iter();
+    Ok(all.try_for_each(|namespace| namespace.restore())?)
 }
 
 /// Makes a namespace whose first process waits to be the root of the tree, and a copy of this
@@ -164,83 +216,118 @@ fn make_around(last: i32) -> Result<Side> {
     let failed = |e| Error::kernel("cannot make a pid namespace", e);
     let first = Init::make(last).map_err(failed)?;
     let pids = Process::new(first.pid().as_raw_nonzero().get());
-    let side = pids.open("ns/pid").map_err(failed);
-    let side = side.and_then(|pids| split(|| fork_in(pids.as_fd())));
-    match side {
-        Ok(Side::Outer(outer)) => Ok(Side::Outer(Outer {
-            first: Some(first),
-            ..outer
-        })),
-        Ok(Side::Inner(inner)) => Ok(Side::Inner(Inner {
-            first: Some(first),
-            ..inner
-        })),
-        Err(error) => {
-            first.end();
-            Err(error)
-        }
+    let pids = pids.open("ns/pid").map_err(failed);
+    let mut first = Some(first);
+    let split = pids.and_then(|pids| {
+        split(
+            || fork_in(pids.as_fd()),
+            || Way::First(first.take().expect("it is taken once")),
+        )
+    });
+    if let Some(first) = first {
+        first.end();
     }
+    split
 }
 
-/// Makes a copy of this process in the namespaces of pids and mounts of process `root`, if these
-/// are others than this process's: `None` if it sees `root` under its own number anyway. The copy
-/// finds the root under the number that [`Inner::root`] gives.
+/// Makes a copy of this process in the namespaces of process `root`, as far as these are others than
+/// this process's: `None` if none is. The copy finds the root under the number that [`Inner::root`]
+/// gives, and knows what it has entered ([`Inner::own`]). It enters a mount namespace together with
+/// a pid namespace alone.
 ///
-/// Where the mount namespace shows something else than this process's, but for /proc, the tree is
-/// left to this process, which refuses it.
+/// Where that shows something else than this process's, but for /proc, the tree is left to this
+/// process, which refuses it.
 ///
 /// # Errors
 /// As [`make`](self::make).
 pub fn join(root: Pid) -> Result<Option<Side>> {
     let process = Process::new(root.as_raw_nonzero().get());
-    let is_same = |name: &str| {
-        let theirs = rustix::fs::readlink(process.path(&format!("ns/{name}")), Vec::new())?;
-        let own = procfs::path(format_args!("self/ns/{name}"));
-        Ok(theirs == rustix::fs::readlink(own, Vec::new())?)
-    };
-    match is_same("pid") {
-        Ok(false) => {}
-        // A process that has ended or may not be looked at is refused for that later.
-        Ok(true) | Err(Errno::ACCESS | Errno::PERM | Errno::NOENT | Errno::SRCH) => {
-            return Ok(None);
-        }
-        Err(errno) => {
-            let doing = format!("cannot look at the namespaces of pid {}", process.pid());
-            return Err(Error::kernel(doing, errno));
-        }
-    }
     let failed = |e| Error::kernel(format!("cannot join the namespaces of pid {root:?}"), e);
-    let inside = number_inside(&process).map_err(failed)?;
-    let pids = process.open("ns/pid").map_err(failed)?;
-    let mounts = process.open("ns/mnt").map_err(failed)?;
-    if !mounts::differ_by_procfs_alone(&process).map_err(failed)? {
+    let pids = theirs(&process, "pid")?;
+    if pids.is_some() && !mounts::differ_by_procfs_alone(&process).map_err(failed)? {
         return Ok(None);
     }
+    let mut own = OwnNamespaces {
+        pids: pids.is_some(),
+        flags: 0,
+    };
+    let mut entered = Vec::new();
+    for kind in ns::KINDS {
+        if let Some(file) = theirs(&process, kind.name())? {
+            entered.push(file);
+            own.flags |= kind.flag();
+        }
+    }
+    let Some(pids) = pids else {
+        if entered.is_empty() {
+            return Ok(None);
+        }
+        let side = split(fork, Way::default)?;
+        return enter(side, (root, own), &entered).map(Some).map_err(failed);
+    };
+    let inside = number_inside(&process).map_err(failed)?;
+    entered.push(process.open("ns/mnt").map_err(failed)?);
     let init = inside.is_init();
     let init = init.then(|| pidfd_open(root, PidfdFlags::empty()));
     let victim = init.transpose().map_err(|errno| failed(errno.into()))?;
-    let side = split(|| fork_in(pids.as_fd()))?;
-    Ok(Some(match side {
-        Side::Inner(inner) => {
-            mounts::enter(mounts.as_fd()).map_err(failed)?;
-            Side::Inner(Inner {
-                root: Some(inside),
-                ..inner
-            })
-        }
-        Side::Outer(outer) => Side::Outer(Outer { victim, ..outer }),
-    }))
+    let mut side = split(|| fork_in(pids.as_fd()), Way::default)?;
+    if let Side::Outer(outer) = &mut side {
+        outer.victim = victim;
+    }
+    enter(side, (inside, own), &entered).map(Some).map_err(failed)
 }
 
-/// Makes the copy by `fork`, and ties it to this process.
-fn split(fork: impl FnOnce() -> io::Result<Fork>) -> Result<Side> {
+/// Has the copy enter namespaces in which a tree is: its root has a number in there.
+fn enter(
+    mut side: Side,
+    (root, own): (Pid, OwnNamespaces),
+    entered: &[File],
+) -> io::Result<Side> {
+    if let Side::Inner(inner) = &mut side {
+        for namespace in entered {
+            sys::namespace::enter(namespace.as_fd())?;
+        }
+        inner.root = Some(root);
+        inner.own = own;
+    }
+    Ok(side)
+}
+
+/// The namespace of a kind that a process is in, where that is another one than this process's.
+fn theirs(process: &Process, kind: &str) -> Result<Option<File>> {
+    let differ = || {
+        let theirs = rustix::fs::readlink(process.path(&format!("ns/{kind}")), Vec::new())?;
+        let own = procfs::path(format_args!("self/ns/{kind}"));
+        Ok(theirs != rustix::fs::readlink(own, Vec::new())?)
+    };
+    let found = match differ() {
+        // A process that has ended or may not be looked at is refused for that later.
+        Ok(false) | Err(Errno::ACCESS | Errno::PERM | Errno::NOENT | Errno::SRCH) => {
+            return Ok(None);
+        }
+        Ok(true) => process.open(&format!("ns/{kind}")).map(Some),
+        Err(errno) => Err(errno.into()),
+    };
+    found.map_err(|error| {
+        let doing = format!("cannot look at the {kind} namespace of pid {}", process.pid());
+        Error::kernel(doing, error)
+    })
+}
+
+/// Makes the copy by `fork`, and ties it to this process. On both sides, the root of a restored tree
+/// is made in that `way`.
+fn split(
+    fork: impl FnOnce() -> io::Result<Fork>,
+    way: impl FnOnce() -> Way,
+) -> Result<Side> {
     let (outer, inner) =
         Channel::pair().map_err(|e| Error::kernel("cannot make a pair of sockets", e))?;
     match fork() {
         Ok(Fork::Parent(copy)) => Ok(Side::Outer(Outer {
             copy,
             link: outer,
-            first: None,
+            way: way(),
+            root: None,
             victim: None,
         })),
         Ok(Fork::Child) => {
@@ -251,15 +338,16 @@ fn split(fork: impl FnOnce() -> io::Result<Fork>) -> Result<Side> {
                 link: inner,
                 root: None,
                 root_outside: None,
-                first: None,
+                way: way(),
+                own: OwnNamespaces::default(),
             }))
         }
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Threads),
-        Err(error) => Err(Error::kernel("cannot work in a pid namespace", error)),
+        Err(error) => Err(Error::kernel("cannot work in the namespaces of a tree", error)),
     }
 }
 
-/// Refuses a restore in a namespace that is about processes outside of it.
+/// Refuses a restore in namespaces that is about what is outside of them.
 pub(crate) fn check(options: &RestoreOptions) -> Result<()> {
     let excluded = [
         (options.allowed.shell_job, "--shell-job"),
@@ -270,7 +358,7 @@ pub(crate) fn check(options: &RestoreOptions) -> Result<()> {
     match excluded.iter().find(|(is_given, _)| *is_given) {
         None => Ok(()),
         Some((_, option)) => Err(Error::Unfit(format!(
-            "a pid namespace goes without {option}"
+            "a tree with namespaces of its own goes without {option}"
         ))),
     }
 }
@@ -284,7 +372,7 @@ fn last_number(saved: &Saved<'_>) -> Result<i32> {
         [node.pid, node.group, node.session]
     });
     let all = tids.chain(groups).collect::<Vec<_>>();
-    if all.contains(&1) && saved.tasks[0].node.pid != 1 {
+    if all.contains(&sys::init::NUMBER) && saved.tasks[0].node.pid != sys::init::NUMBER {
         let what = "a process with number 1, which is the namespace's own".to_owned();
         return Err(Error::Unfit(what));
     }
@@ -296,7 +384,7 @@ impl Outer {
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn attend(&self, observer: &mut dyn Observer) -> Result<Outcome> {
+    pub fn attend(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
         let failed = |e: io::Error| Error::kernel("cannot hear of the work in the namespace", e);
         while let Some((event, rights)) = self.link.receive::<Event>().map_err(failed)? {
             let root = rights.first().map(number_outside).transpose();
@@ -315,9 +403,11 @@ impl Outer {
             }
             match (event.is_last, root) {
                 (true, Some(root)) => {
-                    // The root is the first process of the namespace: the copy has done its work.
-                    let ended = self.first.as_ref().map(|_| self.wait_for_copy());
-                    ended.transpose()?;
+                    if !matches!(self.way, Way::Child) {
+                        // The copy has done its work.
+                        self.wait_for_copy()?;
+                    }
+                    self.root = Some(root);
                     return Ok(Outcome::Runs(root));
                 }
                 (true, None) => return Err(failed(guard::invalid("no root came along"))),
@@ -325,14 +415,14 @@ impl Outer {
             }
         }
         let status = self.wait_for_copy()?;
-        if let Some(first) = &self.first {
+        if let Way::First(first) = &self.way {
             first.end();
         }
         // The kernel has killed it when its tracer, the copy, ended, where that was wanted.
         if let Some(victim) = &self.victim {
             let number = number_outside(victim);
             if number.is_ok_and(|pid| sys::ending::is_ending(pid.as_raw_nonzero().get())) {
-                guard::wait_for_end(victim);
+                wait_for_victim(victim);
             }
         }
         Ok(Outcome::Ended(status))
@@ -358,21 +448,36 @@ impl Outer {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn wait(&self) -> Result<WaitStatus> {
-        let Some(first) = &self.first else {
-            return self.wait_for_copy();
-        };
-        let ended = first.wait();
-        ended.map_err(|e| Error::kernel("cannot wait for the root's end", e))
+        let failed = |e| Error::kernel("cannot wait for the root's end", e);
+        match &self.way {
+            Way::Child => self.wait_for_copy(),
+            Way::First(first) => first.wait().map_err(failed),
+            Way::Sibling => match wait_for(self.root.unwrap_or(self.copy)) {
+                Ok(status) => Ok(status),
+                Err(errno) => Err(failed(errno.into())),
+            },
+        }
     }
 
     fn wait_for_copy(&self) -> Result<WaitStatus> {
-        let all = WaitOptions::empty();
-        let ended = rustix::io::retry_on_intr(|| waitpid(Some(self.copy), all));
-        match ended {
-            Ok(Some((_, status))) => Ok(status),
-            Ok(None) => unreachable!("it waits"),
-            Err(errno) => Err(Error::kernel("cannot wait for the namespace's end", errno)),
-        }
+        let ended = wait_for(self.copy);
+        ended.map_err(|errno| Error::kernel("cannot wait for the namespace's end", errno))
+    }
+}
+
+/// Waits for the end of a child.
+fn wait_for(child: Pid) -> rustix::io::Result<WaitStatus> {
+    let ended = rustix::io::retry_on_intr(|| waitpid(Some(child), WaitOptions::empty()))?;
+    ended.map_or_else(|| unreachable!("it waits"), |(_, status)| Ok(status))
+}
+
+/// Waits for the end of process 1 of a namespace, which has to wait itself until somebody reaps
+/// those that have entered the namespace from outside.
+fn wait_for_victim(victim: &OwnedFd) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let ended = guard::wait([Some(victim.as_fd())], Some(Instant::now() + PATIENCE));
+    if !ended.is_ok_and(|[ended]| ended) {
+        log::warn!("process 1 of the tree's namespace was killed, and does not end");
     }
 }
 
@@ -381,6 +486,12 @@ impl Inner {
     #[must_use]
     pub fn root(&self) -> Option<Pid> {
         self.root
+    }
+
+    /// The namespaces that it has entered.
+    #[must_use]
+    pub fn own(&self) -> OwnNamespaces {
+        self.own
     }
 
     /// The root's number outside, as far as it is known.
