@@ -86,7 +86,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         .map_err(Error::Vetoed)?;
     if !wants_namespaces {
         let origin = match options.sibling {
-            true => Origin::Sibling,
+            true => Origin::Sibling { parent: None },
             false => Origin::Child,
         };
         return bring_back_here(options, &reader, saved, origin, began, observer);

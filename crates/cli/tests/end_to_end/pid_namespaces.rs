@@ -12,9 +12,13 @@ use testkit::{needs_program, needs_root, tree};
 
 use crate::stillframe;
 
-/// Stillframe; where the peer is tested, which has no such option, the test is skipped.
+/// Stillframe; where the peer is tested, which has no such option, the test is skipped, and also
+/// where there is nobody to dump.
 macro_rules! ours {
     () => {{
+        needs_root!();
+        needs_program!("python3");
+        needs_program!("unshare");
         let stillframe = stillframe();
         if stillframe.is_peer() {
             testkit::skip!("the peer has no such option");
@@ -169,8 +173,6 @@ fn end(root: u32) {
 
 #[test]
 fn trees_have_the_same_numbers_in_three_namespaces_at_once() {
-    needs_root!();
-    needs_program!("python3");
     let stillframe = ours!();
     let (program, folder) = numbers();
     let (pid, child) = (program.pid(), tree::children(program.pid())[0]);
@@ -193,8 +195,6 @@ fn trees_have_the_same_numbers_in_three_namespaces_at_once() {
 
 #[test]
 fn tree_in_a_namespace_goes_through_all_dumps_and_comes_back_in_one() {
-    needs_root!();
-    needs_program!("python3");
     let stillframe = ours!();
     let (program, folder) = numbers();
     let (pid, before) = (program.pid(), written(folder.path()));
@@ -221,8 +221,6 @@ fn tree_in_a_namespace_goes_through_all_dumps_and_comes_back_in_one() {
 
 #[test]
 fn rounds_of_a_tree_in_a_namespace_follow_each_other() {
-    needs_root!();
-    needs_program!("python3");
     let stillframe = ours!();
     let (program, folder) = numbers();
     let (pid, before) = (program.pid(), written(folder.path()));
@@ -239,8 +237,6 @@ fn rounds_of_a_tree_in_a_namespace_follow_each_other() {
 
 #[test]
 fn restorer_that_waits_ends_with_the_tree() {
-    needs_root!();
-    needs_program!("python3");
     let stillframe = ours!();
     let (program, folder) = numbers();
     stillframe.dump(program.pid(), &[]).must();
@@ -267,8 +263,6 @@ fn restorer_that_waits_ends_with_the_tree() {
 
 #[test]
 fn killed_restore_leaves_a_whole_tree_or_nothing() {
-    needs_root!();
-    needs_program!("python3");
     let stillframe = ours!();
     let (program, folder) = numbers();
     stillframe.dump(program.pid(), &[]).must();
@@ -302,22 +296,18 @@ fn killed_restore_leaves_a_whole_tree_or_nothing() {
 
 #[test]
 fn options_about_processes_outside_are_refused() {
-    needs_root!();
     let stillframe = ours!();
     let program = Program::new("sleep").arg("1000").spawn();
     stillframe.dump(program.pid(), &["--leave-running"]).must();
     for option in ["--shell-job", "--lazy-pages", "--leave-stopped"] {
         let refused = stillframe.restore(&["--new-pid-ns", "--restore-detached", option]);
-        let why = format!("a pid namespace goes without {option}");
+        let why = format!("a tree with namespaces of its own goes without {option}");
         refused.must_fail().names(&[&why]);
     }
 }
 
 #[test]
 fn tree_of_process_1_goes_through_all_dumps() {
-    needs_root!();
-    needs_program!("python3");
-    needs_program!("unshare");
     let stillframe = ours!();
     let (_maker, folder, mut root) = numbers_from_1();
     let before = written(folder.path());
@@ -344,9 +334,6 @@ fn tree_of_process_1_goes_through_all_dumps() {
 
 #[test]
 fn trees_of_process_1_run_side_by_side() {
-    needs_root!();
-    needs_program!("python3");
-    needs_program!("unshare");
     let stillframe = ours!();
     let (_maker, folder, root) = numbers_from_1();
     let before = written(folder.path());
@@ -367,9 +354,6 @@ fn trees_of_process_1_run_side_by_side() {
 
 #[test]
 fn restorer_that_waits_ends_with_process_1() {
-    needs_root!();
-    needs_program!("python3");
-    needs_program!("unshare");
     let stillframe = ours!();
     let (_maker, folder, root) = numbers_from_1();
     stillframe.dump(root, &[]).must();
@@ -386,9 +370,6 @@ fn restorer_that_waits_ends_with_process_1() {
 
 #[test]
 fn killed_dump_of_process_1_leaves_the_tree_or_an_image() {
-    needs_root!();
-    needs_program!("python3");
-    needs_program!("unshare");
     let stillframe = ours!();
     let mut chance = Chance::of("killed_dump_of_process_1_leaves_the_tree_or_an_image");
     for _ in 0..15 {
@@ -413,9 +394,6 @@ fn killed_dump_of_process_1_leaves_the_tree_or_an_image() {
 
 #[test]
 fn killed_restore_of_process_1_leaves_a_whole_tree_or_nothing() {
-    needs_root!();
-    needs_program!("python3");
-    needs_program!("unshare");
     let stillframe = ours!();
     let (_maker, folder, root) = numbers_from_1();
     stillframe.dump(root, &[]).must();

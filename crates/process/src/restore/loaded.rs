@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use abi::{Addr, Op, offset};
 use image::Reader;
+use rustix::process::{Pid, getppid};
 use sys::init::{Init, Start};
 use sys::ptrace::{self, Event};
 use sys::spawn::{Entry, spawn};
@@ -37,7 +38,10 @@ pub(super) enum Origin<'a> {
     /// The restorer, whose child it is.
     Child,
     /// The restorer, whose parent's child it is.
-    Sibling,
+    Sibling {
+        /// That parent, if it ends when the restore fails.
+        parent: Option<Pid>,
+    },
     /// The process outside of its pid namespace, of which it is process 1 and waits to begin.
     Init {
         /// The root.
@@ -54,15 +58,18 @@ impl<'a> Origin<'a> {
         match way {
             Way::Child => Self::Child,
             Way::First(init) => Self::Init { init, namespaces },
-            Way::Sibling => Self::Sibling,
+            Way::Sibling => Self::Sibling {
+                parent: getppid(),
+            },
         }
     }
 
-    /// The number of the root's parent in the restorer's pid namespace, of one that is there.
+    /// The number of the root's parent, by whose end the root ends until it runs; 0 for none.
     pub fn parent(self) -> i32 {
         match self {
             Self::Child => std::process::id().cast_signed(),
-            Self::Sibling | Self::Init { .. } => 0,
+            Self::Sibling { parent } => parent.map_or(0, |parent| parent.as_raw_nonzero().get()),
+            Self::Init { .. } => 0,
         }
     }
 }
@@ -302,7 +309,7 @@ fn begin(
     let failed = |error| Error::kernel(format!("cannot make a task with pid {root}"), error);
     let sibling = match origin {
         Origin::Child => false,
-        Origin::Sibling => true,
+        Origin::Sibling { .. } => true,
         Origin::Init { init, namespaces } => {
             let clocks = namespace.map(ForChildren::namespace).transpose();
             let clocks = clocks.map_err(failed)?;

@@ -1,0 +1,356 @@
+//! Trees with network, ipc and uts namespaces of their own.
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use testkit::chance::Chance;
+use testkit::program::{Program, Spawned};
+use testkit::stillframe::Stillframe;
+use testkit::wait::{SOON, wait_for, wait_until};
+use testkit::{needs_program, needs_root, tree};
+
+use crate::stillframe;
+
+/// Names a host, limits objects, has the loopback up with an address of its own, and talks to its
+/// child by TCP, with a socket that listens, one of an abstract name, and System V shared memory
+/// beside. After each round it writes what it sees of its namespaces.
+const RESIDENT: &str = r#"
+import ctypes, os, socket, subprocess, sys, time
+folder, kinds = sys.argv[1], sys.argv[2].split()
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+read = lambda path: open(path).read().strip()
+if "uts" in kinds:
+    write("/proc/sys/kernel/hostname", "resident")
+    write("/proc/sys/kernel/domainname", "of.nowhere")
+if "ipc" in kinds:
+    write("/proc/sys/kernel/shmmni", "777")
+    write("/proc/sys/fs/mqueue/msg_max", "33")
+    segment = libc.shmget(0x51f, 8192, 0o1640)
+    at = libc.shmat(segment, None, 0)
+    ctypes.memmove(at, b"kept", 4)
+address = "127.0.0.1"
+if "net" in kinds:
+    for words in "link set lo up", "addr add 10.9.8.7/24 dev lo", "route add 10.77.0.0/16 dev lo":
+        subprocess.run(["ip"] + words.split(), check=True)
+    write("/proc/sys/net/ipv4/ip_forward", "1")
+    write("/proc/sys/net/ipv4/ip_local_port_range", "20000\t20999")
+    write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "1")
+    address = "10.9.8.7"
+listener = socket.create_server((address, 0))
+port = listener.getsockname()[1]
+if "net" in kinds:
+    hidden = socket.socket(socket.AF_UNIX)
+    hidden.bind("\0resident")
+    hidden.listen()
+if os.fork() == 0:
+    peer = socket.create_connection((address, port))
+    while True:
+        number = peer.recv(16)
+        if not number:
+            sys.exit(0)
+        peer.send(b"%d" % (int(number) + 1))
+peer, _ = listener.accept()
+number, port = 0, 0 if "net" not in kinds else port
+while True:
+    peer.send(b"%d" % number)
+    number = int(peer.recv(16))
+    told = [socket.gethostname()]
+    for path in "kernel/domainname", "kernel/shmmni", "fs/mqueue/msg_max":
+        told.append(read("/proc/sys/" + path))
+    for path in "ip_forward", "ip_local_port_range":
+        told.append(read("/proc/sys/net/ipv4/" + path))
+    told.append(read("/proc/sys/net/ipv6/conf/lo/disable_ipv6"))
+    if "net" in kinds:
+        for file in "route", "fib_trie", "if_inet6":
+            told.append(read("/proc/self/net/" + file))
+        told.append(str("@resident" in read("/proc/self/net/unix")))
+    if "ipc" in kinds:
+        told.append(str(ctypes.string_at(at, 4)))
+        rows = read("/proc/sysvipc/shm").split("\n")[1:]
+        told.append(str([row.split()[:4] for row in rows]))
+        told.append(str(libc.shmget(0x51f, 8192, 0) == segment))
+    with open(f"{folder}/told.new", "w") as file:
+        file.write(f"{port}\n" + "\n".join(told) + "\n")
+    os.rename(f"{folder}/told.new", f"{folder}/told")
+    time.sleep(0.01)
+"#;
+
+const CONNECTED: &str = "--tcp-established";
+
+/// The options for namespaces of these kinds.
+fn unshare(kinds: &str) -> Vec<String> {
+    let kinds = kinds.split_whitespace().map(|kind| format!("--{kind}"));
+    kinds.collect()
+}
+
+/// The program, in namespaces of these kinds ("net uts"), and its folder.
+fn resident(kinds: &str) -> (Spawned, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("unshare")
+        .args(unshare(kinds))
+        .args(["python3", "-c", RESIDENT])
+        .arg(folder.path())
+        .arg(kinds)
+        .spawn();
+    program.wait_file(&folder.path().join("told"));
+    (program, folder)
+}
+
+/// Stillframe, for trees with namespaces of their own.
+macro_rules! ours {
+    () => {{
+        needs_root!();
+        needs_program!("python3");
+        needs_program!("unshare");
+        needs_program!("ip");
+        let stillframe = stillframe();
+        if stillframe.is_peer() {
+            testkit::skip!("the peer has other options for this");
+        }
+        stillframe
+    }};
+}
+
+/// What the program tells next.
+#[track_caller]
+fn told(folder: &Path) -> String {
+    let path = folder.join("told");
+    let _ = fs::remove_file(&path);
+    wait_for("the program", SOON, || fs::read_to_string(&path).ok())
+}
+
+/// The namespace of a process.
+fn namespace(pid: u32, kind: &str) -> String {
+    let link = fs::read_link(format!("/proc/{pid}/ns/{kind}"));
+    link.map_or_else(|_| String::new(), |link| link.display().to_string())
+}
+
+fn is_own(pid: u32, kind: &str) -> bool {
+    namespace(pid, kind) != namespace(std::process::id(), kind)
+}
+
+#[track_caller]
+fn assert_own(pid: u32, kinds: &str) {
+    for kind in ["net", "ipc", "uts", "pid"] {
+        let wanted = kinds.split_whitespace().any(|one| one == kind);
+        assert_eq!(is_own(pid, kind), wanted, "{kind}");
+    }
+    let child = tree::children(pid)[0];
+    for kind in kinds.split_whitespace() {
+        assert_eq!(namespace(child, kind), namespace(pid, kind));
+    }
+}
+
+/// Restores the tree; the number of its root outside.
+#[track_caller]
+fn restore(stillframe: &Stillframe, options: &[&str]) -> u32 {
+    let options = [&[CONNECTED, "--json"], options].concat();
+    let restored = stillframe.restore(&options).must();
+    let json: serde_json::Value = serde_json::from_str(restored.output.trim()).expect("JSON");
+    let root = json["restore"]["root"].as_u64().expect("a number");
+    u32::try_from(root).expect("a pid")
+}
+
+#[test]
+fn namespaces_of_each_kind_come_back_with_what_they_had() {
+    let stillframe = ours!();
+    for kinds in ["uts", "ipc", "net", "net ipc uts"] {
+        let (program, folder) = resident(kinds);
+        let (pid, before) = (program.pid(), told(folder.path()));
+        assert_own(pid, kinds);
+        for round in 0..3 {
+            stillframe.clear();
+            stillframe.dump(pid, &[CONNECTED, "--live"]).must();
+            stillframe.clear();
+            stillframe.dump(pid, &[CONNECTED, "--leave-running"]).must();
+            assert_eq!(told(folder.path()), before, "{kinds} {round}");
+            stillframe.clear();
+            stillframe.dump(pid, &[CONNECTED]).must();
+            tree::reap_orphans();
+            assert_eq!(restore(&stillframe, &[]), pid);
+            assert_own(pid, kinds);
+            assert_eq!(told(folder.path()), before, "{kinds} {round}");
+        }
+    }
+}
+
+#[test]
+fn rounds_of_a_tree_with_its_own_network_follow_each_other() {
+    let stillframe = ours!();
+    let (program, folder) = resident("net");
+    let (pid, before) = (program.pid(), told(folder.path()));
+    let rounds = Stillframe::new(stillframe.binary()).images_at(folder.path().join("1"));
+    rounds.pre_dump(pid, &[CONNECTED]).must();
+    let last = Stillframe::new(stillframe.binary()).images_at(folder.path().join("2"));
+    last.dump(pid, &[CONNECTED, "--prev-images-dir", "../1"]).must();
+    tree::reap_orphans();
+    assert_eq!(restore(&last, &[]), pid);
+    assert_own(pid, "net");
+    assert_eq!(told(folder.path()), before);
+}
+
+#[test]
+fn trees_with_the_same_addresses_run_side_by_side() {
+    let stillframe = ours!();
+    let (program, folder) = resident("net uts");
+    let before = told(folder.path());
+    stillframe.dump(program.pid(), &[CONNECTED]).must();
+    tree::reap_orphans();
+    let roots = [(); 3].map(|()| restore(&stillframe, &["--new-pid-ns"]));
+    for root in roots {
+        assert_own(root, "net uts pid");
+    }
+    for root in &roots[1..] {
+        assert!(tree::signal(*root, Signal::KILL));
+        wait_until("its end", SOON, || !tree::is_alive(*root));
+    }
+    assert_eq!(told(folder.path()), before);
+    tree::signal(roots[0], Signal::KILL);
+}
+
+#[test]
+fn restorer_that_waits_is_the_parent_of_the_tree() {
+    let stillframe = ours!();
+    let (program, folder) = resident("net");
+    let (pid, before) = (program.pid(), told(folder.path()));
+    stillframe.dump(pid, &[CONNECTED]).must();
+    tree::reap_orphans();
+    let mut restorer = stillframe.command(&["restore", CONNECTED, "-D"]);
+    let restorer = restorer.arg(stillframe.images()).spawn();
+    let mut restorer = restorer.expect("it runs");
+    assert_eq!(told(folder.path()), before);
+    assert_eq!(tree::parent(pid), Some(restorer.id()));
+    assert!(restorer.try_wait().expect("a child").is_none());
+    assert!(tree::signal(pid, Signal::TERM));
+    assert!(restorer.wait().expect("a child").success());
+}
+
+/// Refused names of a tree that has run `script` in namespaces of its own.
+fn refused(stillframe: &Stillframe, kinds: &str, script: &str, names: &[&str]) {
+    let ready = tempfile::NamedTempFile::new().expect("a file");
+    let script = format!("{script}; echo x >\"$0\"; exec sleep 1000");
+    let program = Program::new("unshare")
+        .args(unshare(kinds))
+        .args(["sh", "-ec", &script])
+        .arg(ready.path())
+        .spawn();
+    let is_ready = || ready.as_file().metadata().is_ok_and(|file| file.len() > 0);
+    wait_until("the script", SOON, is_ready);
+    stillframe.clear();
+    let refused = stillframe.dump(program.pid(), &[]).must_fail().names(names);
+    assert_eq!(refused.status.code(), Some(3), "{}", refused.told());
+    assert!(tree::is_alive(program.pid()));
+}
+
+#[test]
+fn what_namespaces_have_besides_is_refused_by_name() {
+    let stillframe = ours!();
+    needs_program!("ipcmk");
+    for (kinds, script, names) in [
+        ("net", "ip link add v0 type veth peer name v1", &["network interface v0 (veth)"][..]),
+        ("net", "ip rule add from 10.0.0.0/8 table 7", &["a routing rule"]),
+        ("net", "ip route add blackhole 10.1.0.0/16", &["a route that leads nowhere"]),
+        ("ipc", "ipcmk -M 4096", &["System V shared memory 0, which nobody has attached,"]),
+        ("ipc", "ipcmk -S 2", &["System V semaphores 0"]),
+        ("ipc", "ipcmk -Q", &["System V message queue 0"]),
+        ("net ipc mount", "true", &["its own mnt namespace"]),
+        ("cgroup", "true", &["its own cgroup namespace"]),
+    ] {
+        refused(&stillframe, kinds, script, names);
+    }
+    // A child that has another one than its parent.
+    let program = Program::new("unshare")
+        .args(unshare("net"))
+        .args(["sh", "-c", "unshare --net sleep 1000 & exec sleep 1000"])
+        .spawn();
+    wait_until("the child", SOON, || {
+        let children = tree::children(program.pid());
+        let mut others = children.iter().map(|pid| namespace(*pid, "net"));
+        others.any(|other| !other.is_empty() && other != namespace(program.pid(), "net"))
+    });
+    stillframe.clear();
+    let refused = stillframe.dump(program.pid(), &[]).must_fail();
+    refused.names(&["its own net namespace"]);
+}
+
+#[test]
+fn who_has_joined_from_outside_is_not_killed_with_the_tree() {
+    let stillframe = ours!();
+    needs_program!("nsenter");
+    let maker = Program::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "setsid", "sleep", "1000"])
+        .spawn();
+    let root = wait_for("process 1", SOON, || tree::children(maker.pid()).first().copied());
+    let is_it = || fs::read_to_string(format!("/proc/{root}/comm")).is_ok_and(|it| it == "sleep\n");
+    wait_until("the program", SOON, is_it);
+    let joined = Program::new("nsenter")
+        .args(["--pid", "--mount", "--target", &root.to_string(), "sleep", "1000"])
+        .spawn();
+    let inside = wait_for("who joins", SOON, || tree::children(joined.pid()).first().copied());
+    stillframe.clear();
+    let refused = stillframe.dump(root, &[]).must_fail();
+    refused.names(&["a process that has joined the tree's pid namespace from outside"]);
+    assert!(tree::is_alive(inside) && tree::is_alive(root));
+    stillframe.clear();
+    stillframe.dump(root, &["--leave-running"]).must();
+    assert!(tree::is_alive(inside) && tree::is_alive(root));
+}
+
+#[test]
+fn failed_restore_leaves_no_namespace() {
+    let stillframe = ours!();
+    let (program, folder) = resident("net ipc uts");
+    let pid = program.pid();
+    stillframe.dump(pid, &[CONNECTED]).must();
+    tree::reap_orphans();
+    let pidfile = folder.path().join("no folder").join("pid");
+    let pidfile = pidfile.to_str().expect("text");
+    for options in [&["--shell-job"][..], &["--pidfile", pidfile], &[]] {
+        // Without the option, its connections are refused.
+        stillframe.restore(options).must_fail();
+        assert!(!tree::exists(pid));
+        assert!(stillframe.helpers().is_empty());
+    }
+    assert_eq!(restore(&stillframe, &[]), pid);
+    told(folder.path());
+}
+
+#[test]
+fn killed_restore_leaves_the_tree_in_its_namespaces_or_nothing() {
+    let stillframe = ours!();
+    let (program, folder) = resident("net ipc uts");
+    let (pid, before) = (program.pid(), told(folder.path()));
+    stillframe.dump(pid, &[CONNECTED]).must();
+    tree::reap_orphans();
+    let name = "killed_restore_leaves_the_tree_in_its_namespaces_or_nothing";
+    let mut chance = Chance::of(name);
+    for _ in 0..20 {
+        let command = stillframe.restore_command(&[CONNECTED]);
+        stillframe.kill_after(command, Duration::from_micros(chance.below(120_000)));
+        wait_until("nothing to be left of the command", SOON, || {
+            tree::reap_orphans();
+            let helpers = stillframe.helpers();
+            let members = tree::members(pid);
+            helpers.iter().all(|helper| members.contains(helper))
+        });
+        let path = folder.path().join("told");
+        let _ = fs::remove_file(&path);
+        // A tree that is undone may be on its way to its end.
+        let text = wait_for("the program, or its end", SOON, || {
+            let text = fs::read_to_string(&path).ok();
+            (text.is_some() || !tree::is_alive(pid)).then_some(text)
+        });
+        if let Some(text) = text {
+            assert_own(pid, "net ipc uts");
+            assert_eq!(text, before);
+            stillframe.clear();
+            stillframe.dump(pid, &[CONNECTED]).must();
+            tree::reap_orphans();
+        }
+    }
+}
