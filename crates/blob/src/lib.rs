@@ -117,7 +117,8 @@ global_asm!(
     "mov rbx, [r12 + {result}]",
     "mov rcx, [r12]",
     "jmp 3b",
-    // -- failure: the first one names its op; then the process ends, or parks to be resumed
+    // -- failure: the first one names its op; then the process ends, or parks to be resumed; process
+    // 1 of a pid namespace waits to be killed, as all in there would be killed with it
     "8:",
     "mov eax, 0",
     "lock cmpxchg qword ptr [r13 + {failed}], r12",
@@ -129,9 +130,17 @@ global_asm!(
     "mov esi, 1",
     "mov edx, 0x7fffffff",
     "syscall",
+    "mov eax, 39", // getpid()
+    "syscall",
+    "cmp eax, 1",
+    "je 21f",
     "mov edi, 1",
     "mov eax, 231", // exit_group(1)
     "syscall",
+    "21:",
+    "mov eax, 34", // pause()
+    "syscall",
+    "jmp 21b",
     "stillframe_blob_end:",
     ".popsection",
     end = const Kind::End as u64,

@@ -89,18 +89,41 @@ impl Ending {
     /// # Errors
     /// [`Error::Kernel`]. Unless the kills have begun, the tree goes on and the image is gone when
     /// this returns.
-    pub fn run(self, frozen: Frozen, label: impl FnOnce() -> Result<Label>) -> Result<()> {
-        match self.watchdog {
-            Some(watchdog) if self.afterwards == Afterwards::Kill => {
-                kill(frozen, self.lock, watchdog, label)
+    pub fn run(mut self, frozen: Frozen, label: impl FnOnce() -> Result<Label>) -> Result<()> {
+        let Some(watchdog) = self.watchdog.take() else {
+            return go_on(frozen, self.lock);
+        };
+        let is_killed = self.afterwards == Afterwards::Kill;
+        let targets = match self.stop(&frozen, &watchdog, is_killed.then_some(label)) {
+            Ok(targets) => targets,
+            Err(error) => {
+                // The tree goes on, whether or not the watchdog has seen to that.
+                drop((frozen, watchdog));
+                remove(&self.images, self.image);
+                return Err(error);
             }
-            Some(watchdog) => {
-                stop_all(&frozen, &watchdog, &targets(&frozen)?)?;
-                watchdog.dismiss();
-                stopped(frozen, self.lock)
-            }
-            None => go_on(frozen, self.lock),
+        };
+        if is_killed {
+            return kill(frozen, self.lock, &watchdog, &targets);
         }
+        watchdog.dismiss();
+        stopped(frozen, self.lock)
+    }
+
+    /// Has all of a tree stop before it runs again; one that is to be killed leaves what holds its
+    /// connections back, with a label.
+    fn stop(
+        &mut self,
+        frozen: &Frozen,
+        watchdog: &Watchdog,
+        label: Option<impl FnOnce() -> Result<Label>>,
+    ) -> Result<Vec<Target>> {
+        let targets = targets(frozen)?;
+        if let (Some(lock), Some(label)) = (&mut self.lock, label) {
+            lock.stay(&label()?)?;
+        }
+        stop_all(frozen, watchdog, &targets)?;
+        Ok(targets)
     }
 }
 
@@ -164,18 +187,9 @@ fn stop_all(frozen: &Frozen, watchdog: &Watchdog, targets: &[Target]) -> Result<
     Ok(())
 }
 
-fn kill(
-    frozen: Frozen,
-    mut lock: Option<Lock>,
-    watchdog: Watchdog,
-    label: impl FnOnce() -> Result<Label>,
-) -> Result<()> {
-    let targets = targets(&frozen)?;
-    if let Some(lock) = &mut lock {
-        lock.stay(&label()?)?;
-    }
-    stop_all(&frozen, &watchdog, &targets)?;
-    for Target { pid, .. } in &targets {
+/// Kills the tree, all of which has a stop signal waiting.
+fn kill(frozen: Frozen, lock: Option<Lock>, watchdog: &Watchdog, targets: &[Target]) -> Result<()> {
+    for Target { pid, .. } in targets {
         if *pid == INIT {
             // Nobody in its namespace can kill it. The kernel does when this process ends.
             let bound = sys::ptrace::set_kill_on_exit(*pid, true);

@@ -10,16 +10,16 @@
 //! restore is its first process. It brings the tree back as its child, and stays: process 1 takes
 //! in orphans, and the kernel ends the namespace with it. As long as the tree can be undone, the
 //! copy is tied to the process outside by its parent-death signal, and its end is the end of
-//! everything in the namespace. From [`Stage::PreResume`] on it goes on alone. The copy of a dump is
-//! tied to the process outside until it ends.
+//! everything in the namespace. From [`Stage::PreResume`] on it goes on alone. The copy of a dump
+//! is tied to the process outside until it ends.
 //!
 //! A tree whose root is process 1 itself gets a namespace that the process outside makes around it
 //! ([`Init`]): the root waits there, the copy is another process, has it begin and ends when the
 //! tree runs. At a dump nobody inside can kill process 1. The copy traces it, and the kernel kills
 //! it when its tracer ends; so it goes last, and everything in the namespace with it.
 //!
-//! A tree that has other namespaces alone comes back as a child of the process outside, and the copy
-//! ends when it runs.
+//! A tree that has other namespaces alone comes back as a child of the process outside, and the
+//! copy ends when it runs.
 //!
 //! - What: pid namespaces
 //! - Kept: one of the whole tree, of which the first process is the tree's root, or
@@ -28,7 +28,10 @@
 //! - At a restore: "a process with number 1, which is the namespace's own"; "a tree with namespaces
 //!   of its own goes without …" (`--lazy-pages`, `--shell-job`, `--restore-sibling`,
 //!   `--leave-stopped`).
+//! - Refused: "a /proc of another pid namespace than its own".
 //! - CRIU 4.2: keeps those whose first process is the tree's root; has no `--new-pid-ns`.
+
+mod message;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -37,7 +40,6 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use guard::Channel;
-use prost::Message;
 use resources::ns;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -50,6 +52,8 @@ use sys::init::Init;
 use sys::process::Process;
 use sys::{mounts, procfs};
 
+use self::message::{Answer, Event};
+use crate::options::OwnNamespaces;
 use crate::records::Saved;
 use crate::{Afterwards, Error, Observer, RestoreOptions, Result, Stage, Veto};
 
@@ -87,15 +91,6 @@ pub(crate) enum Way {
     Sibling,
 }
 
-/// The namespaces that a tree has of its own, and that this process has entered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OwnNamespaces {
-    /// True for a pid namespace, and the mount namespace that shows its /proc.
-    pub pids: bool,
-    /// The kinds of the others, as flags of unshare(2).
-    pub flags: i32,
-}
-
 /// The copy in the namespace.
 #[derive(Debug)]
 pub struct Inner {
@@ -118,53 +113,8 @@ pub enum Outcome {
     Ended(WaitStatus),
 }
 
-/// A message to the process outside; a pidfd of the root comes along, where there is one.
-#[derive(Clone, PartialEq, Message)]
-struct Event {
-    /// True: the tree runs, and no stage comes any more. (A packet without fields is none.)
-    #[prost(bool, required, tag = "1")]
-    is_last: bool,
-    /// The stage that is reached, as [`stage_number`] has it.
-    #[prost(uint32, optional, tag = "2")]
-    stage: Option<u32>,
-}
-
-/// The answer.
-#[derive(Clone, PartialEq, Message)]
-struct Answer {
-    /// True if the work goes on.
-    #[prost(bool, required, tag = "1")]
-    goes_on: bool,
-    /// The root's number outside.
-    #[prost(int32, optional, tag = "2")]
-    root: Option<i32>,
-    /// Why it does not.
-    #[prost(string, optional, tag = "3")]
-    veto: Option<String>,
-}
-
-/// The stages, by their numbers in a message.
-const STAGES: [Stage; 11] = [
-    Stage::PreDump,
-    Stage::NetworkLock,
-    Stage::PostFreeze,
-    Stage::PostDump,
-    Stage::PreRestore,
-    Stage::SetupNamespaces,
-    Stage::PostSetupNamespaces,
-    Stage::PostRestore,
-    Stage::NetworkUnlock,
-    Stage::PreResume,
-    Stage::PostResume,
-];
-
 /// The name of the namespace's first process.
 const NAME: &CStr = c"stillframe-init";
-
-fn stage_number(stage: Stage) -> u32 {
-    let position = STAGES.iter().position(|one| *one == stage);
-    u32::try_from(position.expect("all are listed")).expect("a few")
-}
 
 /// Makes namespaces for a tree, a pid namespace if `has_pids`, and in there a copy of this process.
 /// Where it has another pid namespace, it has a mount namespace and a /proc of its own, and numbers
@@ -205,9 +155,12 @@ pub(crate) fn make(saved: &Saved<'_>, has_pids: bool) -> Result<Side> {
 /// they had.
 fn make_others(saved: &Saved<'_>) -> Result<()> {
     let failed = |e| Error::kernel("cannot make the namespaces of the tree", e);
-    sys::namespace::leave(saved.namespace_flags()).map_err(failed)?;
+    sys::world::leave(saved.namespace_flags()).map_err(failed)?;
+    let threads = saved.tasks.iter().flat_map(|task| &task.threads);
+    let parts = threads.flat_map(|thread| thread.parts.iter().map(|part| &**part));
+    let parts = parts.collect::<Vec<_>>();
     let mut all = saved.namespaces.iter();
-    Ok(all.try_for_each(|namespace| namespace.restore())?)
+    Ok(all.try_for_each(|namespace| namespace.restore(&parts))?)
 }
 
 /// Makes a namespace whose first process waits to be the root of the tree, and a copy of this
@@ -230,10 +183,10 @@ fn make_around(last: i32) -> Result<Side> {
     split
 }
 
-/// Makes a copy of this process in the namespaces of process `root`, as far as these are others than
-/// this process's: `None` if none is. The copy finds the root under the number that [`Inner::root`]
-/// gives, and knows what it has entered ([`Inner::own`]). It enters a mount namespace together with
-/// a pid namespace alone.
+/// Makes a copy of this process in the namespaces of process `root`, as far as these are others
+/// than this process's: `None` if none is. The copy finds the root under the number that
+/// [`Inner::root`] gives, and knows what it has entered ([`Inner::own`]). It enters a mount namespace
+/// together with a pid namespace alone.
 ///
 /// Where that shows something else than this process's, but for /proc, the tree is left to this
 /// process, which refuses it.
@@ -241,8 +194,9 @@ fn make_around(last: i32) -> Result<Side> {
 /// # Errors
 /// As [`make`](self::make).
 pub fn join(root: Pid) -> Result<Option<Side>> {
-    let process = Process::new(root.as_raw_nonzero().get());
-    let failed = |e| Error::kernel(format!("cannot join the namespaces of pid {root:?}"), e);
+    let process = Process::living(root.as_raw_nonzero().get());
+    let doing = || format!("cannot join the namespaces of pid {}", process.pid());
+    let failed = |e| Error::kernel(doing(), e);
     let pids = theirs(&process, "pid")?;
     if pids.is_some() && !mounts::differ_by_procfs_alone(&process).map_err(failed)? {
         return Ok(None);
@@ -263,7 +217,7 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
             return Ok(None);
         }
         let side = split(fork, Way::default)?;
-        return enter(side, (root, own), &entered).map(Some).map_err(failed);
+        return enter(side, root, own, &entered).map(Some);
     };
     let inside = number_inside(&process).map_err(failed)?;
     entered.push(process.open("ns/mnt").map_err(failed)?);
@@ -274,23 +228,38 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
     if let Side::Outer(outer) = &mut side {
         outer.victim = victim;
     }
-    enter(side, (inside, own), &entered).map(Some).map_err(failed)
+    enter(side, inside, own, &entered).map(Some)
 }
 
 /// Has the copy enter namespaces in which a tree is: its root has a number in there.
-fn enter(
-    mut side: Side,
-    (root, own): (Pid, OwnNamespaces),
-    entered: &[File],
-) -> io::Result<Side> {
+fn enter(mut side: Side, root: Pid, own: OwnNamespaces, entered: &[File]) -> Result<Side> {
     if let Side::Inner(inner) = &mut side {
         for namespace in entered {
-            sys::namespace::enter(namespace.as_fd())?;
+            let entered = sys::world::enter(namespace.as_fd());
+            entered.map_err(|e| Error::kernel("cannot enter a namespace of the tree", e))?;
+        }
+        if own.pids {
+            check_procfs(root)?;
         }
         inner.root = Some(root);
         inner.own = own;
     }
     Ok(side)
+}
+
+/// Refuses a tree whose /proc is about another pid namespace than this process's, in which the tree
+/// is.
+fn check_procfs(root: Pid) -> Result<()> {
+    let seen = rustix::fs::readlink(procfs::path("self"), Vec::new());
+    let own = std::process::id().to_string();
+    match seen {
+        Ok(seen) if seen.to_bytes() == own.as_bytes() => Ok(()),
+        _ => {
+            let root = root.as_raw_nonzero().get();
+            let what = "a /proc of another pid namespace than its own";
+            Err(resources::Error::unsupported(root, what).into())
+        }
+    }
 }
 
 /// The namespace of a kind that a process is in, where that is another one than this process's.
@@ -309,17 +278,17 @@ fn theirs(process: &Process, kind: &str) -> Result<Option<File>> {
         Err(errno) => Err(errno.into()),
     };
     found.map_err(|error| {
-        let doing = format!("cannot look at the {kind} namespace of pid {}", process.pid());
+        let doing = format!(
+            "cannot look at the {kind} namespace of pid {}",
+            process.pid()
+        );
         Error::kernel(doing, error)
     })
 }
 
-/// Makes the copy by `fork`, and ties it to this process. On both sides, the root of a restored tree
-/// is made in that `way`.
-fn split(
-    fork: impl FnOnce() -> io::Result<Fork>,
-    way: impl FnOnce() -> Way,
-) -> Result<Side> {
+/// Makes the copy by `fork`, and ties it to this process. On both sides, the root of a restored
+/// tree is made in that `way`.
+fn split(fork: impl FnOnce() -> io::Result<Fork>, way: impl FnOnce() -> Way) -> Result<Side> {
     let (outer, inner) =
         Channel::pair().map_err(|e| Error::kernel("cannot make a pair of sockets", e))?;
     match fork() {
@@ -343,7 +312,10 @@ fn split(
             }))
         }
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Threads),
-        Err(error) => Err(Error::kernel("cannot work in the namespaces of a tree", error)),
+        Err(error) => Err(Error::kernel(
+            "cannot work in the namespaces of a tree",
+            error,
+        )),
     }
 }
 
@@ -389,7 +361,9 @@ impl Outer {
         while let Some((event, rights)) = self.link.receive::<Event>().map_err(failed)? {
             let root = rights.first().map(number_outside).transpose();
             let root = root.map_err(failed)?;
-            let stage = event.stage.and_then(|number| STAGES.get(number as usize));
+            let stage = event
+                .stage
+                .and_then(|number| message::STAGES.get(number as usize));
             let veto = stage.and_then(|stage| observer.stage(*stage, root).err());
             let answer = Answer {
                 goes_on: veto.is_none(),
@@ -436,10 +410,11 @@ impl Outer {
         match status.exit_status() {
             Some(0) => Ok(()),
             Some(code) => Err(Error::Inside { code }),
-            None => Err(Error::Died {
-                pid: self.copy.as_raw_nonzero().get(),
-                how: crate::text::describe_status(status.as_raw()),
-            }),
+            None => {
+                let how = crate::text::describe_status(status.as_raw());
+                let doing = "the copy of this process in the tree's namespaces ended early";
+                Err(Error::kernel(doing, io::Error::other(how)))
+            }
         }
     }
 
@@ -555,7 +530,7 @@ impl Observer for Inner {
         self.root = root.or(self.root);
         let event = Event {
             is_last: false,
-            stage: Some(stage_number(stage)),
+            stage: Some(message::number(stage)),
         };
         let answer = match self.ask(&event, root) {
             Ok(answer) => answer,

@@ -9,7 +9,6 @@ use freeze::DEFAULT_TIMEOUT;
 use rustix::process::Pid;
 use store::Images;
 
-use crate::namespaces::OwnNamespaces;
 use crate::{CpuCap, DumpKind, LazyPages};
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
@@ -85,6 +84,15 @@ impl DumpOptions {
             namespaces: OwnNamespaces::default(),
         }
     }
+}
+
+/// The namespaces that a tree has of its own, and that this process has entered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnNamespaces {
+    /// True for a pid namespace, and the mount namespace that shows its /proc.
+    pub pids: bool,
+    /// The kinds of the others, as flags of unshare(2).
+    pub flags: i32,
 }
 
 /// What an inherited descriptor stands in for.

@@ -30,8 +30,8 @@ mod command {
     pub const UPDATE_BATCH: i32 = 26;
 }
 
-/// The hooks of a network namespace that programs are attached to: `enum bpf_attach_type`, and their
-/// names.
+/// The hooks of a network namespace that programs are attached to: `enum bpf_attach_type`, and
+/// their names.
 pub const NETWORK_HOOKS: [(u32, &str); 2] = [(17, "flow dissector"), (36, "sk_lookup")];
 
 /// Counts the programs that are attached to a hook of the network namespace `network`.

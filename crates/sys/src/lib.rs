@@ -39,6 +39,7 @@ pub mod memfd;
 pub mod mountinfo;
 pub mod mounts;
 pub mod mqueue;
+pub mod msg;
 pub mod mutex;
 pub mod namespace;
 pub mod netlink;

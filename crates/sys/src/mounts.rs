@@ -25,7 +25,8 @@ pub fn mount_own_procfs() -> io::Result<()> {
     Ok(())
 }
 
-/// Tells whether a process sees the same mounts as this one, but for another procfs over its /proc.
+/// Tells whether a process sees the same mounts as this one, but for another procfs over its /proc,
+/// mounted as [`mount_own_procfs`] mounts one.
 ///
 /// # Errors
 /// As open(2) and read(2) of its mountinfo.
@@ -34,7 +35,7 @@ pub fn differ_by_procfs_alone(process: &Process) -> io::Result<bool> {
     let theirs = procfs::read_text(format_args!("{}/mountinfo", process.pid()))?;
     let (own, mut theirs) = (entries(&own), entries(&theirs));
     let top = theirs.iter().rposition(|entry| entry.point == "/proc");
-    let Some(top) = top.filter(|top| theirs[*top].is_procfs()) else {
+    let Some(top) = top.filter(|top| theirs[*top].is_plain_procfs()) else {
         return Ok(false);
     };
     theirs.remove(top);
@@ -61,6 +62,8 @@ struct Entry<'a> {
     point: &'a str,
     options: &'a str,
     kind: &'a str,
+    /// Those of the file system.
+    further_options: &'a str,
 }
 
 impl<'a> Entry<'a> {
@@ -73,11 +76,17 @@ impl<'a> Entry<'a> {
             point: words.next()?,
             options: words.next()?,
             kind: file_system.split(' ').next()?,
+            further_options: file_system.split(' ').nth(2)?,
         })
     }
 
-    fn is_procfs(&self) -> bool {
-        self.point == "/proc" && self.root == "/" && self.kind == "proc"
+    fn is_plain_procfs(&self) -> bool {
+        let options = "rw,nosuid,nodev,noexec,relatime";
+        self.point == "/proc"
+            && self.root == "/"
+            && self.kind == "proc"
+            && self.options == options
+            && self.further_options == "rw"
     }
 }
 

@@ -1,7 +1,7 @@
-//! Namespaces as files: ioctl_nsfs(2), setns(2).
+//! Namespaces as files: ioctl_nsfs(2).
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 /// The kinds that there are, as the files in /proc/PID/ns are called: namespaces(7).
 const KINDS: [(i32, &str); 8] = [
@@ -39,32 +39,6 @@ pub fn kind(file: impl AsFd) -> io::Result<&'static str> {
     found
         .map(|(_, name)| *name)
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
-}
-
-/// Has this process, of one thread, enter a namespace. In a mount namespace, its root and working
-/// directories are those of the namespace then.
-///
-/// # Errors
-/// As setns(2): `EPERM` without `CAP_SYS_ADMIN` over it.
-pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: nothing in this process's memory changes.
-    match unsafe { libc::setns(namespace.as_raw_fd(), 0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Has this process, of one thread, enter new namespaces of the kinds `flags` (`CLONE_NEWNET` and
-/// the like).
-///
-/// # Errors
-/// As unshare(2): `EPERM` without `CAP_SYS_ADMIN`, `ENOSPC` for more than are allowed.
-pub fn leave(flags: libc::c_int) -> io::Result<()> {
-    // SAFETY: nothing in this process's memory changes.
-    match unsafe { libc::unshare(flags) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]

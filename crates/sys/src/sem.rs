@@ -65,6 +65,68 @@ pub fn borrow(set: i32, semaphore: u16, count: i16) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes a set and gives its number. `key`: 0 (`IPC_PRIVATE`) for none.
+///
+/// # Errors
+/// As semget(2): `EEXIST` when the key is taken, `EINVAL` for a size out of bounds, `ENOSPC`.
+pub fn create(key: i32, count: i32, mode: u32) -> io::Result<i32> {
+    let flags = libc::IPC_CREAT | libc::IPC_EXCL | mode.cast_signed();
+    // SAFETY: the call takes three numbers.
+    match unsafe { libc::semget(key, count, flags) } {
+        ..0 => Err(io::Error::last_os_error()),
+        set => Ok(set),
+    }
+}
+
+/// The values of a set of `count` semaphores.
+///
+/// # Errors
+/// Those of [`value`].
+pub fn values(set: i32, count: usize) -> io::Result<Vec<u16>> {
+    // The set may have been made again with more: the kernel would fill in all.
+    const MOST: usize = 1 << 16;
+    let mut values = vec![0_u16; count.max(MOST)];
+    // SAFETY: there is room for more values than a set may have (`SEMMSL` is at most 65,536).
+    match unsafe { libc::semctl(set, 0, libc::GETALL, values.as_mut_ptr()) } {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => {
+            values.truncate(count);
+            Ok(values)
+        }
+    }
+}
+
+/// Gives the semaphores of a set, of as many as there are values, these values.
+///
+/// # Errors
+/// As semctl(2): `ERANGE` for a value above 32,767.
+pub fn set_values(set: i32, values: &[u16]) -> io::Result<()> {
+    if count(set)? != values.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: there is a value for each semaphore.
+    match unsafe { libc::semctl(set, 0, libc::SETALL, values.as_ptr()) } {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Gives a set its owner and permissions.
+///
+/// # Errors
+/// `EINVAL` and `EIDRM` where there is none, `EPERM`.
+pub fn give(set: i32, (uid, gid): (u32, u32), mode: u32) -> io::Result<()> {
+    // SAFETY: the structure is plain numbers, for which zeros are valid.
+    let mut told: libc::semid_ds = unsafe { std::mem::zeroed() };
+    (told.sem_perm.uid, told.sem_perm.gid) = (uid, gid);
+    told.sem_perm.mode = mode as _;
+    // SAFETY: the kernel reads the structure, which lives through the call.
+    match unsafe { libc::semctl(set, 0, libc::IPC_SET, &raw mut told) } {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// Removes a set.
 ///
 /// # Errors

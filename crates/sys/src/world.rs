@@ -153,6 +153,26 @@ impl Drop for Visit {
     }
 }
 
+/// Has this process, of one thread, enter a namespace. In a mount namespace, its root and working
+/// directories are those of the namespace then.
+///
+/// # Errors
+/// As setns(2): `EPERM` without `CAP_SYS_ADMIN` over it.
+pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: nothing in this process's memory changes.
+    check(unsafe { libc::setns(namespace.as_raw_fd(), 0) })
+}
+
+/// Has this process, of one thread, enter new namespaces of the kinds `flags` (`CLONE_NEWNET` and
+/// the like).
+///
+/// # Errors
+/// As unshare(2): `EPERM` without `CAP_SYS_ADMIN`, `ENOSPC` for more than are allowed.
+pub fn leave(flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: nothing in this process's memory changes.
+    check(unsafe { libc::unshare(flags) })
+}
+
 /// Tells whether `theirs` is the namespace of the kind `name` that this process is in.
 fn is_own(theirs: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     let theirs = rustix::fs::fstat(theirs)?;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use testkit::chance::Chance;
 use testkit::facts::Facts;
 use testkit::stillframe::Stillframe;
@@ -275,5 +276,44 @@ fn a_restore_waits_for_tasks_that_are_being_killed() {
         .must();
         subject.kill();
         tree::wait_gone(&pids);
+    }
+}
+
+/// Kills the watchdog of a dump once it is there; whether the dump succeeded.
+fn without_watchdog(stillframe: &Stillframe, subject: &Subject) -> bool {
+    let mut dump = stillframe.dump_command(subject.pid(), &[]);
+    let mut dump = dump.spawn().expect("it starts");
+    loop {
+        for pid in tree::children(dump.id()) {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            if name.is_ok_and(|name| name == "stillframe-wdog\n") {
+                tree::signal(pid, Signal::KILL);
+            }
+        }
+        if let Some(status) = dump.try_wait().expect("a child") {
+            return status.success();
+        }
+    }
+}
+
+#[test]
+fn a_dump_whose_watchdog_is_killed_leaves_no_image_beside_the_target() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no watchdog");
+    }
+    let subject = Subject::start("busy", &["2"]);
+    for _ in 0..10 {
+        stillframe.clear();
+        if without_watchdog(&stillframe, &subject) {
+            tree::wait_gone(&[subject.pid()]);
+            stillframe.restore(&[]).must();
+        } else {
+            let mut shown = stillframe.command(&["show", "-D"]);
+            let shown = shown.arg(stillframe.images()).output().expect("it runs");
+            assert!(!shown.status.success(), "an image of a tree that goes on");
+        }
+        assert_eq!(subject.ask("check"), "right");
     }
 }

@@ -33,6 +33,19 @@ if "ipc" in kinds:
     segment = libc.shmget(0x51f, 8192, 0o1640)
     at = libc.shmat(segment, None, 0)
     ctypes.memmove(at, b"kept", 4)
+    gone = libc.semget(0, 1, 0o600 | 0o1000)
+    own = libc.semget(0x5e3, 3, 0o640 | 0o1000)
+    libc.semctl(gone, 0, 0)
+    libc.semctl(own, 0, 16, 5)
+    libc.semctl(own, 2, 16, 32767)
+    # It is given back when this process ends.
+    libc.semop(own, (ctypes.c_short * 3)(0, -2, 0o10000), 1)
+    os.seteuid(65534)
+    libc.semget(0x5e4, 1, 0o600 | 0o1000)
+    queue = libc.msgget(0x3e5, 0o600 | 0o1000)
+    os.seteuid(0)
+    for kind, text in (4, b"first"), (2, b""), (9, b"third" * 100):
+        libc.msgsnd(queue, kind.to_bytes(8, "little") + text, len(text), 0)
 address = "127.0.0.1"
 if "net" in kinds:
     for words in "link set lo up", "addr add 10.9.8.7/24 dev lo", "route add 10.77.0.0/16 dev lo":
@@ -74,9 +87,20 @@ while True:
         rows = read("/proc/sysvipc/shm").split("\n")[1:]
         told.append(str([row.split()[:4] for row in rows]))
         told.append(str(libc.shmget(0x51f, 8192, 0) == segment))
+        told.append(str([libc.semctl(own, one, 12) for one in range(3)]))
+        for name, columns in ("sem", range(8)), ("msg", [0, 1, 2, 3, 4, 7, 8, 9, 10]):
+            rows = read("/proc/sysvipc/" + name).split("\n")[1:]
+            told.append(str([[row.split()[one] for one in columns] for row in rows]))
+        for place in range(3):
+            room = ctypes.create_string_buffer(600)
+            size = libc.msgrcv(queue, room, 500, ctypes.c_long(place), 0o44000)
+            told.append(str(room.raw[:8 + max(size, 0)]))
     with open(f"{folder}/told.new", "w") as file:
         file.write(f"{port}\n" + "\n".join(told) + "\n")
-    os.rename(f"{folder}/told.new", f"{folder}/told")
+    try:
+        os.rename(f"{folder}/told.new", f"{folder}/told")
+    except FileNotFoundError:
+        pass # Another copy of this tree was faster.
     time.sleep(0.01)
 "#;
 
@@ -187,7 +211,8 @@ fn rounds_of_a_tree_with_its_own_network_follow_each_other() {
     let rounds = Stillframe::new(stillframe.binary()).images_at(folder.path().join("1"));
     rounds.pre_dump(pid, &[CONNECTED]).must();
     let last = Stillframe::new(stillframe.binary()).images_at(folder.path().join("2"));
-    last.dump(pid, &[CONNECTED, "--prev-images-dir", "../1"]).must();
+    last.dump(pid, &[CONNECTED, "--prev-images-dir", "../1"])
+        .must();
     tree::reap_orphans();
     assert_eq!(restore(&last, &[]), pid);
     assert_own(pid, "net");
@@ -252,12 +277,26 @@ fn what_namespaces_have_besides_is_refused_by_name() {
     let stillframe = ours!();
     needs_program!("ipcmk");
     for (kinds, script, names) in [
-        ("net", "ip link add v0 type veth peer name v1", &["network interface v0 (veth)"][..]),
-        ("net", "ip rule add from 10.0.0.0/8 table 7", &["a routing rule"]),
-        ("net", "ip route add blackhole 10.1.0.0/16", &["a route that leads nowhere"]),
-        ("ipc", "ipcmk -M 4096", &["System V shared memory 0, which nobody has attached,"]),
-        ("ipc", "ipcmk -S 2", &["System V semaphores 0"]),
-        ("ipc", "ipcmk -Q", &["System V message queue 0"]),
+        (
+            "net",
+            "ip link add v0 type veth peer name v1",
+            &["network interface v0 (veth)"][..],
+        ),
+        (
+            "net",
+            "ip rule add from 10.0.0.0/8 table 7",
+            &["a routing rule"],
+        ),
+        (
+            "net",
+            "ip route add blackhole 10.1.0.0/16",
+            &["a route that leads nowhere"],
+        ),
+        (
+            "ipc",
+            "ipcmk -M 4096",
+            &["System V shared memory 0, which nobody has attached,"],
+        ),
         ("net ipc mount", "true", &["its own mnt namespace"]),
         ("cgroup", "true", &["its own cgroup namespace"]),
     ] {
@@ -285,13 +324,24 @@ fn who_has_joined_from_outside_is_not_killed_with_the_tree() {
     let maker = Program::new("unshare")
         .args(["--pid", "--fork", "--mount-proc", "setsid", "sleep", "1000"])
         .spawn();
-    let root = wait_for("process 1", SOON, || tree::children(maker.pid()).first().copied());
+    let root = wait_for("process 1", SOON, || {
+        tree::children(maker.pid()).first().copied()
+    });
     let is_it = || fs::read_to_string(format!("/proc/{root}/comm")).is_ok_and(|it| it == "sleep\n");
     wait_until("the program", SOON, is_it);
     let joined = Program::new("nsenter")
-        .args(["--pid", "--mount", "--target", &root.to_string(), "sleep", "1000"])
+        .args([
+            "--pid",
+            "--mount",
+            "--target",
+            &root.to_string(),
+            "sleep",
+            "1000",
+        ])
         .spawn();
-    let inside = wait_for("who joins", SOON, || tree::children(joined.pid()).first().copied());
+    let inside = wait_for("who joins", SOON, || {
+        tree::children(joined.pid()).first().copied()
+    });
     stillframe.clear();
     let refused = stillframe.dump(root, &[]).must_fail();
     refused.names(&["a process that has joined the tree's pid namespace from outside"]);
@@ -299,6 +349,171 @@ fn who_has_joined_from_outside_is_not_killed_with_the_tree() {
     stillframe.clear();
     stillframe.dump(root, &["--leave-running"]).must();
     assert!(tree::is_alive(inside) && tree::is_alive(root));
+}
+
+/// A program as process 1 of a namespace: its maker, and its number outside.
+fn first(options: &[&str], program: &[&str]) -> (Spawned, u32) {
+    let options = [&["--pid", "--fork"], options].concat();
+    let maker = Program::new("unshare").args(options).args(program).spawn();
+    let root = wait_for("process 1", SOON, || {
+        tree::children(maker.pid()).first().copied()
+    });
+    let name = Path::new(program[0]).file_name().expect("a program");
+    let name = format!("{}\n", name.display());
+    let is_it = || fs::read_to_string(format!("/proc/{root}/comm")).is_ok_and(|it| it == name);
+    wait_until("the program", SOON, is_it);
+    (maker, root)
+}
+
+#[test]
+fn process_1_is_refused_whose_proc_cannot_be_made_again() {
+    let stillframe = ours!();
+    needs_program!("mount");
+    let other = "mount --bind /proc /proc && \
+        mount -o remount,bind,nosuid,nodev,noexec /proc && exec setsid sleep 1000";
+    let hidden = "mount -o remount,hidepid=2 /proc && exec setsid sleep 1000";
+    for (options, script, names) in [
+        (
+            &["--mount"][..],
+            other,
+            "a /proc of another pid namespace than its own",
+        ),
+        (&["--mount-proc"], hidden, "its own mnt namespace"),
+    ] {
+        let maker = Program::new("unshare")
+            .args(["--pid", "--fork"])
+            .args(options)
+            .args(["sh", "-c", script])
+            .spawn();
+        let root = wait_for("the program", SOON, || {
+            let root = tree::children(maker.pid()).first().copied()?;
+            let name = fs::read_to_string(format!("/proc/{root}/comm")).ok()?;
+            (name == "sleep\n").then_some(root)
+        });
+        stillframe.clear();
+        stillframe.dump(root, &[]).must_fail().names(&[names]);
+        assert!(tree::is_alive(root));
+    }
+}
+
+#[test]
+fn job_of_a_shell_is_refused_where_it_has_namespaces() {
+    let stillframe = ours!();
+    let (_maker, root) = first(&["--mount-proc"], &["sleep", "1000"]);
+    for options in [&["--shell-job"][..], &[]] {
+        let refused = stillframe.dump(root, options).must_fail();
+        refused.names(&[
+            "its session 0, led from outside",
+            "it has namespaces of its own",
+        ]);
+        assert!(tree::is_alive(root));
+        stillframe.clear();
+    }
+}
+
+/// Ends its first thread; another one tells of the time that has passed.
+const WITHOUT_LEADER: &str = "
+import ctypes, os, sys, threading, time
+def tell():
+    while True:
+        with open(sys.argv[1] + '/told', 'w') as file:
+            file.write('told')
+        time.sleep(0.01)
+threading.Thread(target=tell).start()
+ctypes.CDLL(None).syscall(60, 0)
+";
+
+#[test]
+fn tree_whose_first_thread_has_ended_is_found_in_its_namespaces() {
+    let stillframe = ours!();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("unshare")
+        .args(["--net", "python3", "-c", WITHOUT_LEADER])
+        .arg(folder.path())
+        .spawn();
+    let pid = program.pid();
+    wait_until("its first thread to end", SOON, || {
+        tree::state(pid) == Some('Z')
+    });
+    stillframe.dump(pid, &[]).must();
+    tree::reap_orphans();
+    restore(&stillframe, &[]);
+    told(folder.path());
+}
+
+/// Takes a semaphore that is given back when it ends.
+const TAKER: &str = "
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+key, undo = int(sys.argv[1]), int(sys.argv[2])
+own = libc.semget(key, 1, 0o600 | 0o1000)
+if undo:
+    libc.semctl(own, 0, 16, 1)
+if libc.semop(own, (ctypes.c_short * 3)(0, -1, undo), 1):
+    sys.exit(1)
+open(sys.argv[3], 'w').write('taken')
+time.sleep(1000 if undo else 0)
+";
+
+#[test]
+fn failing_call_of_process_1_is_told_of() {
+    let stillframe = ours!();
+    needs_program!("ipcrm");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let taken = folder.path().join("taken");
+    let (key, taken) = (
+        std::process::id().to_string(),
+        taken.to_str().expect("text"),
+    );
+    let undo = "4096";
+    let program = ["setsid", "python3", "-c", TAKER, &key, undo, taken];
+    let maker = Program::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .args(program)
+        .spawn();
+    maker.wait_file(Path::new(taken));
+    stillframe.dump(tree::children(maker.pid())[0], &[]).must();
+    // Somebody else takes it for good.
+    let other = Program::new("python3").args(["-c", TAKER, &key, "0", taken]);
+    let other = other.spawn();
+    wait_until("the other", SOON, || !tree::is_alive(other.pid()));
+    let failed = stillframe.restore(&[]).must_fail();
+    let removed = std::process::Command::new("ipcrm")
+        .args(["-S", &key])
+        .status();
+    assert!(removed.expect("it runs").success());
+    failed.names(&["pid 1: semop("]);
+    wait_until("nothing to be left", SOON, || {
+        stillframe.helpers().is_empty()
+    });
+}
+
+#[test]
+fn undone_restore_of_process_1_waits_for_nobody() {
+    let stillframe = ours!();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let script = folder.path().join("script");
+    let text = "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != post-restore ]\n";
+    fs::write(&script, text).expect("a script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    fs::set_permissions(&script, mode).expect("it is ours");
+    let program = ["setsid", "sh", "-c", "sleep 1000 & sleep 1000"];
+    let maker = Program::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .args(program)
+        .spawn();
+    let root = wait_for("both", SOON, || {
+        let root = tree::children(maker.pid()).first().copied()?;
+        (tree::children(root).len() == 2).then_some(root)
+    });
+    stillframe.dump(root, &[]).must();
+    let script = script.to_str().expect("text");
+    stillframe.restore(&["--action-script", script]).must_fail();
+    let logs = stillframe.logs();
+    assert!(!logs.contains("killed tasks are still there"), "{logs}");
+    wait_until("nothing to be left", SOON, || {
+        stillframe.helpers().is_empty()
+    });
 }
 
 #[test]

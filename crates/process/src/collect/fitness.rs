@@ -3,14 +3,15 @@
 //! - What: sessions
 //! - Kept: sessions and process groups that are led from inside of the tree; with `--shell-job` one
 //!   from outside.
-//! - Refused: "its session …, led from outside of the tree" (`--shell-job`).
+//! - Refused: "its session …, led from outside of the tree" (`--shell-job`), of a tree with
+//!   namespaces as "it has namespaces of its own".
 //! - CRIU 4.2: the same, with the same option.
 //! - What: namespaces
-//! - Kept: that tasks are in stillframe's own; a time, pid, net, ipc or uts namespace of the whole
-//!   tree.
+//! - Kept: that tasks are in stillframe's own; a time, pid, net, ipc or uts namespace of the
+//!   whole tree.
 //! - Refused: "its own … namespace" (mnt, user, cgroup, or one of several of another kind);
-//!   "another … namespace for its children"; "a process that has joined the tree's pid namespace from
-//!   outside (nsenter)".
+//!   "another … namespace for its children"; "a process that has joined the tree's pid namespace
+//!   from outside (nsenter)", as "it would be killed with the tree".
 //! - CRIU 4.2: keeps all of these kinds, though not always one within another.
 //! - What: 32-bit code
 //! - Kept: programs of 32 bits, on kernels that run them, also among others.
@@ -30,6 +31,7 @@ use resources::Allow;
 use super::sharing;
 use super::vdso::Seen;
 use crate::obstacles::Obstacles;
+use crate::options::OwnNamespaces;
 use crate::records::Tree;
 use crate::{Error, Result};
 
@@ -78,11 +80,13 @@ fn take_clocks(root: &Task, wanted: &mut HashMap<&str, u64>) -> Result<bool> {
     Ok(std::mem::replace(ours, theirs) != theirs)
 }
 
-/// The session must be led from inside of the tree, unless that is allowed.
-pub(super) fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
+/// The session must be led from inside of the tree, unless that is allowed, as it is not for a tree
+/// with namespaces `own`: a job of a shell is in the shell's.
+pub(super) fn check_session(tree: &Tree, allow: &Allow, own: OwnNamespaces) -> Result<()> {
     let root = &tree.tasks[0];
     let led = |id| tree.tasks.iter().any(|node| node.pid == id);
-    if led(root.session) || allow.shell_job {
+    let is_outside = own != OwnNamespaces::default();
+    if led(root.session) || allow.shell_job && !is_outside {
         return Ok(());
     }
     let what = format!(
@@ -90,7 +94,11 @@ pub(super) fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
         root.session
     );
     let refused = resources::Error::unsupported(root.pid, what);
-    Err(refused.unless("--shell-job").into())
+    Err(match is_outside {
+        true => refused.because("it has namespaces of its own"),
+        false => refused.unless("--shell-job"),
+    }
+    .into())
 }
 
 /// Every thread must run code of the kernel's own segments.

@@ -4,7 +4,7 @@ use resources::Allow;
 use resources::fd::tcp::newcomers::Newcomers;
 
 use crate::homework::Homework;
-use crate::namespaces::OwnNamespaces;
+use crate::options::OwnNamespaces;
 
 /// How a tree is collected.
 pub(crate) struct How<'a> {

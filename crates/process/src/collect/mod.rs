@@ -48,7 +48,6 @@ use resources::task::semaphores;
 use crate::clocks::TreeClocks;
 use crate::homework::Homework;
 use crate::links::{self, Link};
-use crate::namespaces::OwnNamespaces;
 use crate::obstacles::Obstacles;
 use crate::plan;
 use crate::records::{What, record, tag};
@@ -149,14 +148,12 @@ fn collect_all(
     view: &mut dyn MemoryView,
     obstacles: &mut Obstacles,
 ) -> Result<Inventory> {
-    let allow = how.allow;
     how.homework.watched.begin();
     let sharing = Sharing::find(frozen)?;
     let links = descriptors::links(frozen, &sharing, &mut how, obstacles)?;
     log::info!("{} tasks are stopped", frozen.tasks.len());
     let has_its_clocks = fitness::check(frozen, how.stay, obstacles)?;
-    let namespaces = namespaces(frozen, &links, how.namespaces, obstacles)?;
-    let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
+    let around = around(frozen, &links, &how, obstacles)?;
     let settled = settled((frozen, links, &sharing), &mut how, view, obstacles)?;
     let Settled {
         mut found,
@@ -185,8 +182,7 @@ fn collect_all(
     records.extend(of_mappings.into_iter().flatten());
     records.extend(described.encode());
     records.extend(described.attributes);
-    records.extend(cgroups.into_iter().flatten());
-    records.extend(namespaces);
+    records.extend(around);
     records.extend(links::record(&described.links));
     let mut objects = described.objects;
     let foreign = vdsos.foreign();
@@ -217,19 +213,22 @@ fn collect_all(
     })
 }
 
-/// The records of the tree's own namespaces; what is not saved of them is noted.
-fn namespaces(
+/// The records of the tree's control groups and of its own namespaces; what is not saved of them is
+/// noted.
+fn around(
     frozen: &Frozen,
     links: &[Vec<table::Link>],
-    own: OwnNamespaces,
+    how: &How<'_>,
     obstacles: &mut Obstacles,
 ) -> Result<Vec<Record>> {
+    let cgroups = obstacles.note(cgroups::collect(frozen, how.allow))?;
     let tree = ns::Tree {
         root: frozen.tasks[0].pid(),
         links,
     };
-    let mut records = Vec::new();
-    let entered = ns::KINDS.iter().filter(|kind| kind.flag() & own.flags != 0);
+    let mut records = cgroups.flatten().into_iter().collect::<Vec<_>>();
+    let flags = how.namespaces.flags;
+    let entered = ns::KINDS.iter().filter(|kind| kind.flag() & flags != 0);
     for kind in entered {
         let mut refused = Vec::new();
         let payload = kind.dump(&tree, &mut refused)?;
@@ -393,7 +392,7 @@ fn check_tree(found: &[Found], how: &mut How<'_>, obstacles: &mut Obstacles) -> 
     backlog::check(rows, allow, how.newcomers)?;
     watches::find(found, how)?;
     let tree = tree::of(found, &[]);
-    obstacles.note(fitness::check_session(&tree, allow))?;
+    obstacles.note(fitness::check_session(&tree, allow, how.namespaces))?;
     obstacles.note(plan::sharing::plan(&tree))?;
     working::check_memory(found, obstacles)?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));

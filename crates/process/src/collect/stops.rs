@@ -64,7 +64,7 @@ mod tests {
         let how = How {
             allow: &allow,
             stay: false,
-            namespaces: crate::namespaces::OwnNamespaces::default(),
+            namespaces: crate::options::OwnNamespaces::default(),
             newcomers: &mut Newcomers::of(0, false, false),
             homework: &mut Homework::default(),
         };

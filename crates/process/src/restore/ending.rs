@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use freeze::stat_of;
 use rustix::process::{Pid, Signal, child_subreaper, getpid, kill_process, set_child_subreaper};
-use sys::process::Process;
+use sys::process::{Process, has_ended};
 use sys::ptrace;
 
 use crate::build::Built;
@@ -99,8 +99,13 @@ fn made(built: &Built, root: i32) -> Vec<i32> {
     let parents = parents(built);
     let own = std::process::id().cast_signed();
     let ours = |pid: &i32| descends(*pid, root, &parents) || descends(*pid, own, &parents);
-    // Process 1 ends by its maker, which is outside of its namespace, alone.
-    let is_there = |pid: &i32| *pid != sys::init::NUMBER && parents.contains_key(pid);
+    // Process 1 ends by its maker, which is outside of its namespace, alone. Until then nobody waits
+    // for those of its children that have ended.
+    let has_init = root == sys::init::NUMBER;
+    let is_there = |pid: &i32| match has_init {
+        true => *pid != root && stat_of(*pid).is_some_and(|stat| !has_ended(&stat)),
+        false => parents.contains_key(pid),
+    };
     pids(built).filter(is_there).filter(ours).collect()
 }
 

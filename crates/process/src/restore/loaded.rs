@@ -58,9 +58,7 @@ impl<'a> Origin<'a> {
         match way {
             Way::Child => Self::Child,
             Way::First(init) => Self::Init { init, namespaces },
-            Way::Sibling => Self::Sibling {
-                parent: getppid(),
-            },
+            Way::Sibling => Self::Sibling { parent: getppid() },
         }
     }
 

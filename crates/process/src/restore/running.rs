@@ -349,8 +349,8 @@ pub(super) fn parent_death(thread: &SavedThread) -> Option<u64> {
     Some(signal).filter(|signal| *signal != 0)
 }
 
-/// Has a stop signal wait for thread `tid` of process `pid`. A signal for the whole process might be
-/// taken by a thread that the kernel works with there, which nobody traces.
+/// Has a stop signal wait for thread `tid` of process `pid`. A signal for the whole process might
+/// be taken by a thread that the kernel works with there, which nobody traces.
 fn stop_thread(pid: i32, tid: i32) -> Result<()> {
     let sent = sys::signal::to_thread(pid, tid, ptrace::SIGSTOP);
     sent.map_err(|e| Error::kernel(format!("cannot stop pid {pid}"), e))

@@ -6,169 +6,20 @@
 //! it makes is in there.
 
 mod ipc;
-mod net;
+mod kind;
+mod netns;
 mod settings;
 mod uts;
 
-use std::fmt;
-
-use prost::Message;
-
-use crate::fd::table::Link;
-use crate::{Error, Result};
-
-/// The record of the first kind; the others follow.
-const FIRST_TAG: u16 = 310;
-
-/// A tree that has namespaces of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct Tree<'a> {
-    /// The number of its root.
-    pub root: i32,
-    /// The descriptors of its tasks.
-    pub links: &'a [Vec<Link>],
-}
-
-impl Tree<'_> {
-    /// The error for an object of a namespace that is not saved.
-    fn unsupported(&self, what: impl Into<String>) -> Error {
-        Error::unsupported(self.root, what)
-    }
-}
-
-/// A kind of namespace.
-pub trait Kind: Sync + 'static {
-    /// What an image has of one.
-    type Record: Message + Default + PartialEq;
-    /// The number of its record.
-    const TAG: u16;
-    /// Its file in /proc/PID/ns.
-    const NAME: &'static str;
-    /// Its flag of unshare(2).
-    const FLAG: libc::c_int;
-
-    /// Looks at the namespace that this process is in, which is that of `tree`. What is not saved of
-    /// it is added to `refused`.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`].
-    fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Self::Record>;
-
-    /// Refuses a record that no dump writes.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn check(record: &Self::Record) -> Result<()>;
-
-    /// Gives the namespace that this process is in, a new one, what the record has.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`], [`Error::Mismatch`].
-    fn restore(record: &Self::Record) -> Result<()>;
-
-    /// One line of what it has.
-    fn describe(record: &Self::Record) -> String;
-}
-
-/// A [`Kind`] without the type of its record.
-pub trait ErasedKind: Sync {
-    /// See [`Kind::TAG`].
-    fn tag(&self) -> u16;
-    /// See [`Kind::NAME`].
-    fn name(&self) -> &'static str;
-    /// See [`Kind::FLAG`].
-    fn flag(&self) -> libc::c_int;
-    /// See [`Kind::dump`]; gives the payload of the record.
-    ///
-    /// # Errors
-    /// Those of [`Kind::dump`].
-    fn dump(&self, tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Vec<u8>>;
-    /// Decodes the payload of a record, and checks it.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
-    fn decode(&self, payload: &[u8]) -> Result<Box<dyn Namespace>>;
-}
-
-impl<K: Kind> ErasedKind for K {
-    fn tag(&self) -> u16 {
-        K::TAG
-    }
-
-    fn name(&self) -> &'static str {
-        K::NAME
-    }
-
-    fn flag(&self) -> libc::c_int {
-        K::FLAG
-    }
-
-    fn dump(&self, tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Vec<u8>> {
-        let record = <K as Kind>::dump(tree, refused)?;
-        Ok(record.encode_to_vec())
-    }
-
-    fn decode(&self, payload: &[u8]) -> Result<Box<dyn Namespace>> {
-        let record = image::strict::decode(payload);
-        let record = record.map_err(|what| Error::corrupt(record_name(K::NAME), what))?;
-        K::check(&record)?;
-        Ok(Box::new(Decoded::<K>(record)))
-    }
-}
-
-/// A namespace of an image: its kind, and its record, decoded and checked.
-pub trait Namespace: Send + Sync {
-    /// See [`Kind::NAME`].
-    fn name(&self) -> &'static str;
-    /// See [`Kind::FLAG`].
-    fn flag(&self) -> libc::c_int;
-    /// See [`Kind::restore`].
-    ///
-    /// # Errors
-    /// Those of [`Kind::restore`].
-    fn restore(&self) -> Result<()>;
-    /// See [`Kind::describe`].
-    fn describe(&self) -> String;
-}
-
-impl fmt::Debug for dyn Namespace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.name(), self.describe())
-    }
-}
-
-struct Decoded<K: Kind>(K::Record);
-
-impl<K: Kind> Namespace for Decoded<K> {
-    fn name(&self) -> &'static str {
-        K::NAME
-    }
-
-    fn flag(&self) -> libc::c_int {
-        K::FLAG
-    }
-
-    fn restore(&self) -> Result<()> {
-        K::restore(&self.0)
-    }
-
-    fn describe(&self) -> String {
-        K::describe(&self.0)
-    }
-}
+pub use kind::{ErasedKind, Kind, Namespace, Tree};
 
 /// All kinds, in the order in which a restore fills them.
-pub const KINDS: [&dyn ErasedKind; 3] = [&uts::Uts, &ipc::Ipc, &net::Net];
+pub const KINDS: [&dyn ErasedKind; 3] = [&uts::Uts, &ipc::Ipc, &netns::Net];
 
 /// The kind whose records have this number.
 #[must_use]
 pub fn kind_of(tag: u16) -> Option<&'static dyn ErasedKind> {
     KINDS.into_iter().find(|kind| kind.tag() == tag)
-}
-
-/// The name of a kind's record in messages.
-fn record_name(kind: &str) -> String {
-    format!("{kind} namespace")
 }
 
 #[cfg(test)]
@@ -178,14 +29,13 @@ mod tests {
     #[test]
     fn each_kind_has_a_number_and_a_name_of_its_own() {
         for (at, kind) in KINDS.iter().enumerate() {
-            let same = |other: &&dyn ErasedKind| {
-                other.tag() == kind.tag() || other.name() == kind.name()
-            };
+            let same =
+                |other: &&dyn ErasedKind| other.tag() == kind.tag() || other.name() == kind.name();
             assert_eq!(KINDS.iter().position(same), Some(at));
             assert!(kind_of(kind.tag()).is_some());
             let path = format!("/proc/self/ns/{}", kind.name());
             assert!(std::fs::exists(path).expect("/proc is there"));
         }
-        assert!(kind_of(FIRST_TAG - 1).is_none());
+        assert!(kind_of(kind::FIRST_TAG - 1).is_none());
     }
 }

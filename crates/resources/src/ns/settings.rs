@@ -1,4 +1,9 @@
 //! Settings of a namespace: files in /proc/sys that show a process those of its own (proc_sys(5)).
+//!
+//! - What: settings of namespaces
+//! - Kept: those in /proc/sys that a tree's own network or ipc namespace has.
+//! - At a restore: "the setting … of the tree's namespace is missing".
+//! - CRIU 4.2: kept in part.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -108,7 +113,7 @@ pub(super) fn apply(settings: &[Setting]) -> Result<()> {
 
 fn missing(path: &str) -> Error {
     Error::Mismatch {
-        what: format!("/proc/sys/{path} is missing, which the tree's namespace had"),
+        what: format!("the setting {path} of the tree's namespace is missing"),
     }
 }
 
@@ -136,10 +141,17 @@ mod tests {
             ("kernel/core_pattern", false),
             ("network/x", false),
         ] {
-            assert_eq!(setting(path).is_below(&["net", "kernel/sem"]), is_below, "{path}");
+            assert_eq!(
+                setting(path).is_below(&["net", "kernel/sem"]),
+                is_below,
+                "{path}"
+            );
         }
         let all = read("net").expect("it is there");
-        assert!(all.iter().any(|one| one.path == "net/ipv4/conf/lo/forwarding"));
+        assert!(
+            all.iter()
+                .any(|one| one.path == "net/ipv4/conf/lo/forwarding")
+        );
         assert!(all.iter().all(|one| one.is_below(&["net"])));
         assert!(read("net/nothing").expect("nothing").is_empty());
     }

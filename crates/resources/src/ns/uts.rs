@@ -6,7 +6,8 @@
 
 use rustix::system::{setdomainname, sethostname, uname};
 
-use super::{FIRST_TAG, Kind, Tree, record_name};
+use super::kind::{FIRST_TAG, Kind, Tree, record_name};
+use crate::task::PartState;
 use crate::{Error, Result};
 
 /// The most bytes of a name (`__NEW_UTS_LEN`).
@@ -48,7 +49,7 @@ impl Kind for Uts {
         }
     }
 
-    fn restore(record: &Record) -> Result<()> {
+    fn restore(record: &Record, _: &[&dyn PartState]) -> Result<()> {
         let set = sethostname(&record.host).and_then(|()| setdomainname(&record.domain));
         set.map_err(|errno| Error::kernel("cannot set the names of the host", errno))
     }
@@ -65,14 +66,20 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_host_and_fit() {
-        let tree = Tree { root: 1, links: &[] };
+        let tree = Tree {
+            root: 1,
+            links: &[],
+        };
         let record = Uts::dump(&tree, &mut Vec::new()).expect("it is read");
         let own = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("it is there");
         assert_eq!(record.host, own.trim_end().as_bytes());
         Uts::check(&record).expect("it is sound");
         for (bytes, is_sound) in [(0, true), (64, true), (65, false)] {
             let host = vec![b'x'; bytes];
-            let checked = Uts::check(&Record { host, ..record.clone() });
+            let checked = Uts::check(&Record {
+                host,
+                ..record.clone()
+            });
             assert_eq!(checked.is_ok(), is_sound, "{bytes}");
         }
     }

@@ -28,7 +28,7 @@ use sys::process::Process;
 use sys::sem;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Part, PartState, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::kernel::Kernel;
 use crate::script::Answers;
 use crate::{Error, Result};
@@ -136,6 +136,30 @@ impl Part for Semaphores {
         }
         Ok(())
     }
+}
+
+/// What a restored process takes back of a semaphore, as the dump's end has undone it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Debt {
+    /// The number of its set.
+    pub set: i32,
+    /// Its number there.
+    pub semaphore: usize,
+    /// What is taken off its value.
+    pub value: i64,
+}
+
+/// What the processes that have `parts` take back.
+pub(crate) fn debts(parts: &[&dyn PartState]) -> Vec<Debt> {
+    let records = parts.iter().filter_map(|part| part.record::<Semaphores>());
+    let sets = records.flat_map(|record| &record.sets);
+    let debt = |set: &Set, one: &Adjustment| Debt {
+        set: set.number,
+        semaphore: one.semaphore as usize,
+        value: one.value.into(),
+    };
+    let debts = sets.flat_map(|set| set.adjustments.iter().map(move |one| debt(set, one)));
+    debts.collect()
 }
 
 impl Record {

@@ -919,7 +919,13 @@ mod tests {
             own.prepare(opcode, 0, world.number(reader), 7);
             if opcode == READ {
                 let address = std::ptr::from_mut(buffer) as u64;
-                let words = [u32::MAX, u32::MAX, address as u32, (address >> 32) as u32, 8];
+                let words = [
+                    u32::MAX,
+                    u32::MAX,
+                    address as u32,
+                    (address >> 32) as u32,
+                    8,
+                ];
                 for (word, at) in words.into_iter().zip((8..).step_by(4)) {
                     set(&own, at, word);
                 }

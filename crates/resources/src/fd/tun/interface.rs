@@ -283,11 +283,7 @@ impl Interface {
     }
 
     /// The same, with something to do once it is set and before it gets its addresses.
-    fn apply_link_while(
-        &self,
-        name: &str,
-        once_set: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    fn apply_link_while(&self, name: &str, once_set: impl FnOnce() -> Result<()>) -> Result<()> {
         let fails = |doing: &'static str| move |error| failed(name, doing, error);
         let index = index_of(name)?.ok_or_else(|| failed(name, "find it", Errno::NODEV))?;
         let (fresh, _) = Self::read(name)?;

@@ -37,7 +37,7 @@ use super::place::Place;
 use super::{DumpContext, Kind, Open, RestoreContext, Stage, ready, status, tags};
 use crate::{Allow, Error, Result};
 pub(crate) use interface::Interface;
-pub(crate) use network::foreign_routes;
+pub(crate) use network::{ForeignRoute, foreign_routes};
 
 /// See the file.
 pub struct Tun;

@@ -42,6 +42,15 @@ pub(super) enum List {
     Routes,
 }
 
+/// A route that is not saved with an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ForeignRoute {
+    /// It leads over another one, or over none.
+    Elsewhere,
+    /// It has several ways.
+    Multipath,
+}
+
 /// One address, neighbour or route.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Entry {
@@ -134,9 +143,8 @@ impl List {
         }
     }
 
-    /// Whether a route that somebody has entered is none of the interface's, or not saved: what is
-    /// to be said of it.
-    fn foreign(payload: &[u8], index: u32) -> Option<&'static str> {
+    /// Tells what a route is that somebody has entered and that is not saved with the interface.
+    fn foreign(payload: &[u8], index: u32) -> Option<ForeignRoute> {
         let all = Self::Routes;
         let head = &payload[..all.head_bytes()];
         let flags = u32::from_ne_bytes(head[FLAGS].try_into().expect("four bytes"));
@@ -148,9 +156,9 @@ impl List {
         }
         let mut attributes = attributes(payload, all.head_bytes());
         if attributes.any(|(kind, _)| NOT_YET.contains(&kind)) {
-            return Some("a route that has several ways");
+            return Some(ForeignRoute::Multipath);
         }
-        (!all.is_ours(payload, index)).then_some("a route that leads nowhere")
+        (!all.is_ours(payload, index)).then_some(ForeignRoute::Elsewhere)
     }
 
     fn entry(self, payload: &[u8]) -> Entry {
@@ -223,8 +231,8 @@ pub(super) fn read(list: List, index: u32) -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// What is to be said of the routes that are not saved with the interface of this number.
-pub(crate) fn foreign_routes(index: u32) -> io::Result<Vec<String>> {
+/// The routes that are not saved with the interface of this number.
+pub(crate) fn foreign_routes(index: u32) -> io::Result<Vec<ForeignRoute>> {
     let list = List::Routes;
     let mut batch = Batch::default();
     let head = vec![0; list.head_bytes()];
@@ -233,7 +241,7 @@ pub(crate) fn foreign_routes(index: u32) -> io::Result<Vec<String>> {
     let whole = told.iter().map(|message| message.payload.as_slice());
     let whole = whole.filter(|payload| payload.len() >= list.head_bytes());
     let foreign = whole.filter_map(|payload| List::foreign(payload, index));
-    Ok(foreign.map(str::to_owned).collect())
+    Ok(foreign.collect())
 }
 
 /// Enters what was read before; an entry may need another one, so that the order is found out.

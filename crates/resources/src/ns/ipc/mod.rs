@@ -2,20 +2,26 @@
 //!
 //! - What: ipc namespaces
 //! - Kept: one of the whole tree, with its limits (/proc/sys/kernel/shmmax and the like,
-//!   /proc/sys/fs/mqueue), System V shared memory that tasks have attached, and POSIX message
-//!   queues that tasks have open.
-//! - Refused: "System V shared memory …, which nobody has attached,"; "System V semaphores …";
-//!   "System V message queue …"; "message queue …, which nobody has open,".
-//! - At a restore: "/proc/sys/… is missing, which the tree's namespace had".
+//!   /proc/sys/fs/mqueue), its System V semaphores and message queues with their contents, System V
+//!   shared memory that tasks have attached, and POSIX message queues that tasks have open; not who
+//!   used a semaphore or a queue last, and when.
+//! - Refused: "System V shared memory …, which nobody has attached"; "message queue …, which nobody
+//!   has open".
 //! - CRIU 4.2: kept, with all objects.
 
-use rustix::fs::{Mode, OFlags, openat};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen,
-};
+mod object;
+mod queues;
+mod semaphores;
 
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+use self::object::File;
+use self::queues::MessageQueue;
+use self::semaphores::SemaphoreSet;
+use super::kind::{FIRST_TAG, Kind, Tree, record_name};
 use super::settings::{self, Setting};
-use super::{FIRST_TAG, Kind, Tree, record_name};
+use crate::task::PartState;
 use crate::{Error, Result};
 
 /// Its limits, below /proc/sys.
@@ -34,11 +40,15 @@ const SETTINGS: [&str; 9] = [
 /// See the file.
 pub struct Ipc;
 
-/// The limits of a namespace.
+/// What a namespace has.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Record {
     #[prost(message, repeated, tag = "1")]
     settings: Vec<Setting>,
+    #[prost(message, repeated, tag = "2")]
+    sets: Vec<SemaphoreSet>,
+    #[prost(message, repeated, tag = "3")]
+    queues: Vec<MessageQueue>,
 }
 
 impl Kind for Ipc {
@@ -48,15 +58,13 @@ impl Kind for Ipc {
     const FLAG: libc::c_int = libc::CLONE_NEWIPC;
 
     fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> {
-        for shm in list("shm")?.filter(|shm| shm.users == 0) {
-            let what = format!("System V shared memory {}, which nobody has attached,", shm.id);
+        let segments = File::Segments.list()?.into_iter();
+        for row in segments.filter(|row| row.attached == 0) {
+            let id = row.object.id;
+            let what = format!("System V shared memory {id}, which nobody has attached,");
             refused.push(tree.unsupported(what));
         }
-        for (file, what) in [("sem", "semaphores"), ("msg", "message queue")] {
-            let all = list(file)?.map(|one| format!("System V {what} {}", one.id));
-            refused.extend(all.map(|what| tree.unsupported(what)));
-        }
-        for queue in queues()? {
+        for queue in names()? {
             let path = format!("/{queue}");
             let mut links = tree.links.iter().flatten();
             if !links.any(|link| link.target == path.as_bytes()) {
@@ -64,7 +72,11 @@ impl Kind for Ipc {
                 refused.push(tree.unsupported(what));
             }
         }
-        let mut record = Record::default();
+        let mut record = Record {
+            settings: Vec::new(),
+            sets: semaphores::read()?,
+            queues: queues::read()?,
+        };
         for path in SETTINGS {
             record.settings.extend(settings::read(path)?);
         }
@@ -72,57 +84,42 @@ impl Kind for Ipc {
     }
 
     fn check(record: &Record) -> Result<()> {
+        let corrupt = |what| Err(Error::corrupt(record_name(Self::NAME), what));
         let is_sound = |setting: &Setting| setting.is_below(&SETTINGS);
-        match record.settings.len() <= settings::MOST && record.settings.iter().all(is_sound) {
+        if record.settings.len() > settings::MOST || !record.settings.iter().all(is_sound) {
+            return corrupt("has no such limit");
+        }
+        let sets = record.sets.iter().all(SemaphoreSet::is_sound);
+        match sets && record.queues.iter().all(MessageQueue::is_sound) {
             true => Ok(()),
-            false => Err(Error::corrupt(record_name(Self::NAME), "has no such limit")),
+            false => corrupt("has no such objects"),
         }
     }
 
-    fn restore(record: &Record) -> Result<()> {
-        settings::apply(&record.settings)
+    fn restore(record: &Record, parts: &[&dyn PartState]) -> Result<()> {
+        settings::apply(&record.settings)?;
+        let mut sets = record.sets.iter();
+        sets.try_for_each(|set| set.restore(parts))?;
+        record.queues.iter().try_for_each(MessageQueue::restore)
     }
 
     fn describe(record: &Record) -> String {
-        format!("{} limits", record.settings.len())
+        let (limits, sets, queues) = (&record.settings, &record.sets, &record.queues);
+        let (limits, sets, queues) = (limits.len(), sets.len(), queues.len());
+        format!("{limits} limits, {sets} sets of semaphores, {queues} message queues")
     }
 }
 
-/// An object of System V.
-struct Object {
-    id: i32,
-    /// How many have a segment attached, or messages a queue has.
-    users: u64,
-}
-
-/// The objects that a file of /proc/sysvipc lists.
-fn list(file: &str) -> Result<impl Iterator<Item = Object>> {
-    let path = sys::procfs::path(format_args!("sysvipc/{file}"));
-    let failed = |error: std::io::Error| Error::kernel(format!("cannot read {path}"), error);
-    let text = std::fs::read_to_string(&path).map_err(failed)?;
-    // Key, id, permissions, …; of a segment: size, cpid, lpid, nattch.
-    const USERS: usize = 6;
-    let object = |line: &str| {
-        let mut words = line.split_whitespace();
-        let id = words.nth(1)?.parse().ok()?;
-        let users = words.nth(USERS - 2).and_then(|word| word.parse().ok());
-        Some(Object {
-            id,
-            users: users.unwrap_or_default(),
-        })
-    };
-    let objects = text.lines().skip(1).map(object);
-    let objects = objects.collect::<Option<Vec<_>>>();
-    let objects = objects.ok_or_else(|| failed(std::io::ErrorKind::InvalidData.into()))?;
-    Ok(objects.into_iter())
-}
-
 /// The names of the message queues.
-fn queues() -> Result<Vec<String>> {
+fn names() -> Result<Vec<String>> {
     let failed = |errno| Error::kernel("cannot list the message queues", errno);
     let mounted = fsopen("mqueue", FsOpenFlags::FSOPEN_CLOEXEC).and_then(|files| {
         fsconfig_create(&files)?;
-        fsmount(&files, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+        fsmount(
+            &files,
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            MountAttrFlags::empty(),
+        )
     });
     let mounted = mounted.map_err(failed)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -146,7 +143,10 @@ mod tests {
     #[test]
     fn limits_of_a_namespace_are_read_and_sound() {
         testkit::needs_root!();
-        let tree = Tree { root: 1, links: &[] };
+        let tree = Tree {
+            root: 1,
+            links: &[],
+        };
         let record = Ipc::dump(&tree, &mut Vec::new()).expect("it is read");
         let has = |path: &str| record.settings.iter().any(|one| one.path == path);
         assert!(has("kernel/shmmax") && has("kernel/sem") && has("fs/mqueue/msg_max"));
@@ -155,7 +155,10 @@ mod tests {
             path: "kernel/core_pattern".to_owned(),
             value: "|/x".to_owned(),
         };
-        let forged = Record { settings: vec![setting] };
+        let forged = Record {
+            settings: vec![setting],
+            ..Record::default()
+        };
         Ipc::check(&forged).expect_err("it is no limit of a namespace");
     }
 }

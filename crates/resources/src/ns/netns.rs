@@ -3,10 +3,10 @@
 //! - What: network namespaces
 //! - Kept: one of the whole tree that has no interface but the loopback: whether that is up, its
 //!   addresses and routes, and all settings in /proc/sys/net; not tracked connections (conntrack).
-//! - Refused: "network interface …"; "a route that …"; "a routing rule …"; "a nexthop …"; "the
-//!   nf_tables table …"; "the iptables table …"; "an IPsec policy or state"; "a service of IPVS";
-//!   "the queueing discipline …"; "a BPF program …".
-//! - At a restore: "/proc/sys/… is missing, which the tree's namespace had".
+//! - Refused: "network interface … (…)"; "a route that leads nowhere"; "a route that has several
+//!   ways"; "a routing rule (priority …)"; "a nexthop of routes"; "the nf_tables table …"; "the
+//!   iptables table …"; "an IPsec policy or state"; "a service of IPVS"; "the queueing discipline …
+//!   of …"; "a BPF program of network interface … (XDP)"; "a BPF program of the whole network (…)".
 //! - CRIU 4.2: kept, with veth, macvlan and bridge interfaces, iptables and nf_tables.
 
 use std::fs::File;
@@ -17,10 +17,11 @@ use rustix::io::Errno;
 use sys::bpf_map::{NETWORK_HOOKS, attached_to_network};
 use sys::netlink::{Batch, DUMP, Message, Netlink, REQUEST, attributes};
 
+use super::kind::{FIRST_TAG, Kind, Tree, record_name};
 use super::settings::{self, Setting};
-use super::{FIRST_TAG, Kind, Tree, record_name};
 use crate::fd::tcp::lock;
-use crate::fd::tun::{self, Interface};
+use crate::fd::tun::{self, ForeignRoute, Interface};
+use crate::task::PartState;
 use crate::{Error, Result};
 
 /// The interface that every namespace has.
@@ -32,7 +33,15 @@ const SETTINGS: [&str; 1] = ["net"];
 const OF_INTERFACES: [&str; 4] = ["ipv4/conf", "ipv4/neigh", "ipv6/conf", "ipv6/neigh"];
 /// Interfaces that the kernel adds to a namespace by itself, down, where it has such tunnels.
 const FALLBACKS: [&str; 10] = [
-    "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0",
+    "tunl0",
+    "gre0",
+    "gretap0",
+    "erspan0",
+    "ip_vti0",
+    "ip6_vti0",
+    "sit0",
+    "ip6tnl0",
+    "ip6gre0",
     "ip6erspan0",
 ];
 
@@ -85,7 +94,7 @@ impl Kind for Net {
         }
     }
 
-    fn restore(record: &Record) -> Result<()> {
+    fn restore(record: &Record, _: &[&dyn PartState]) -> Result<()> {
         settings::apply(&record.settings)?;
         let loopback = record.loopback.as_ref().expect("checked");
         loopback.apply_link(LOOPBACK)
@@ -118,7 +127,12 @@ fn is_kept(path: &str) -> bool {
 fn foreign() -> io::Result<Vec<String>> {
     let route = Netlink::route()?;
     let mut found = interfaces(&route)?;
-    found.extend(tun::foreign_routes(LOOPBACK_INDEX)?);
+    for route in tun::foreign_routes(LOOPBACK_INDEX)? {
+        found.push(match route {
+            ForeignRoute::Elsewhere => "a route that leads nowhere".to_owned(),
+            ForeignRoute::Multipath => "a route that has several ways".to_owned(),
+        });
+    }
     found.extend(rules(&route)?);
     let nexthops = list(&route, RTM_GETNEXTHOP, 8)?;
     found.extend(nexthops.first().map(|_| "a nexthop of routes".to_owned()));
@@ -159,7 +173,9 @@ fn word(data: &[u8], at: usize) -> u32 {
 fn text(payload: &[u8], head_bytes: usize, wanted: u16) -> String {
     let mut all = attributes(payload, head_bytes);
     let found = all.find(|(kind, _)| *kind == wanted);
-    let bytes = found.map_or(&[][..], |(_, data)| data.strip_suffix(b"\0").unwrap_or(data));
+    let bytes = found.map_or(&[][..], |(_, data)| {
+        data.strip_suffix(b"\0").unwrap_or(data)
+    });
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -210,7 +226,8 @@ fn rules(route: &Netlink) -> io::Result<Vec<String>> {
         let mut all = attributes(payload, HEAD_BYTES);
         let number = |wanted: u16| {
             let mut all = attributes(payload, HEAD_BYTES);
-            all.find(|one| one.0 == wanted).map_or(0, |(_, data)| word(data, 0))
+            all.find(|one| one.0 == wanted)
+                .map_or(0, |(_, data)| word(data, 0))
         };
         let known = [FRA_PRIORITY, FRA_TABLE];
         let is_plain = all.all(|(kind, _)| known.contains(&kind) || NEUTRAL.contains(&kind));
@@ -237,7 +254,9 @@ fn disciplines(route: &Netlink) -> io::Result<Vec<String>> {
     const HEAD_BYTES: usize = 20;
     const TCA_KIND: u16 = 1;
     let all = list(route, RTM_GETQDISC, HEAD_BYTES)?;
-    let of_loopback = all.iter().filter(|one| word(&one.payload, 4) == LOOPBACK_INDEX);
+    let of_loopback = all
+        .iter()
+        .filter(|one| word(&one.payload, 4) == LOOPBACK_INDEX);
     let kinds = of_loopback.map(|one| text(&one.payload, HEAD_BYTES, TCA_KIND));
     let chosen = kinds.filter(|kind| kind != "noqueue");
     Ok(chosen
@@ -256,7 +275,11 @@ fn filters() -> io::Result<Vec<String>> {
     for file in ["ip_tables_names", "ip6_tables_names", "arp_tables_names"] {
         let names = std::fs::read_to_string(sys::procfs::path(format_args!("self/net/{file}")));
         let names = names.unwrap_or_default();
-        found.extend(names.lines().map(|name| format!("the iptables table {name}")));
+        found.extend(
+            names
+                .lines()
+                .map(|name| format!("the iptables table {name}")),
+        );
     }
     Ok(found)
 }
@@ -294,7 +317,13 @@ mod tests {
         let process = sys::process::Process::new(program.pid().cast_signed());
         let world = sys::world::World::of(&process).expect("its world");
         let look = || {
-            let record = Net::dump(&Tree { root: 1, links: &[] }, &mut Vec::new());
+            let record = Net::dump(
+                &Tree {
+                    root: 1,
+                    links: &[],
+                },
+                &mut Vec::new(),
+            );
             Net::check(&record.expect("it is read")).expect("it is sound");
             foreign().expect("it is looked at")
         };
@@ -313,23 +342,36 @@ mod tests {
             ("ip link set lo up", &[]),
             ("ip link set lo up; ip addr add 10.9.8.7/24 dev lo", &[]),
             (
-                "ip link set lo up; ip route add 10.5.0.0/16 dev lo; ip -6 route add fd00::/8 dev lo",
+                "ip link set lo up; ip route add 10.5.0.0/16 dev lo; \
+                 ip -6 route add fd00::/8 dev lo",
                 &[],
             ),
-            ("ip link add b0 type bridge", &["network interface b0 (bridge)"]),
+            (
+                "ip link add b0 type bridge",
+                &["network interface b0 (bridge)"],
+            ),
             (
                 "ip link add v0 type veth peer name v1",
                 &["network interface v0 (veth)", "network interface v1 (veth)"],
             ),
-            ("ip rule add from 10.0.0.0/8 table 7", &["a routing rule (priority 32765)"]),
-            ("ip route add blackhole 10.1.0.0/16", &["a route that leads nowhere"]),
+            (
+                "ip rule add from 10.0.0.0/8 table 7",
+                &["a routing rule (priority 32765)"],
+            ),
+            (
+                "ip route add blackhole 10.1.0.0/16",
+                &["a route that leads nowhere"],
+            ),
             // One of IPv6 leads to the loopback.
             ("ip link set lo up; ip route add unreachable fd01::/16", &[]),
             (
                 "ip xfrm policy add src 10.0.0.0/8 dst 10.0.0.0/8 dir out",
                 &["an IPsec policy or state"],
             ),
-            ("ip link set lo up; ip nexthop add id 5 blackhole", &["a nexthop of routes"]),
+            (
+                "ip link set lo up; ip nexthop add id 5 blackhole",
+                &["a nexthop of routes"],
+            ),
         ] {
             let mut found = found_after(script);
             found.sort();

@@ -1,0 +1,174 @@
+//! What all objects of System V have: a number, a key, owners and permissions (sysvipc(7)).
+
+use std::io::{self, ErrorKind};
+
+use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
+
+use crate::{Error, Result};
+
+/// An object.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Object {
+    /// Its number.
+    #[prost(int32, tag = "1")]
+    pub id: i32,
+    /// Its key; 0 for none.
+    #[prost(int32, tag = "2")]
+    pub key: i32,
+    /// Its permissions.
+    #[prost(uint32, tag = "3")]
+    pub mode: u32,
+    /// Its owner.
+    #[prost(uint32, tag = "4")]
+    pub uid: u32,
+    /// Its owner's group.
+    #[prost(uint32, tag = "5")]
+    pub gid: u32,
+    /// The user that made it.
+    #[prost(uint32, tag = "6")]
+    pub maker_uid: u32,
+    /// The group that made it.
+    #[prost(uint32, tag = "7")]
+    pub maker_gid: u32,
+}
+
+/// A row of a file in /proc/sysvipc.
+pub(super) struct Row {
+    pub object: Object,
+    /// The first number that is not the same of all kinds: the size of a segment, in bytes, how
+    /// many semaphores a set has, how many bytes are in a queue.
+    pub size: u64,
+    /// How many have a segment attached.
+    pub attached: u64,
+}
+
+/// The kinds of objects, by their files in /proc/sysvipc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum File {
+    Segments,
+    Semaphores,
+    Queues,
+}
+
+impl File {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Segments => "shm",
+            Self::Semaphores => "sem",
+            Self::Queues => "msg",
+        }
+    }
+
+    /// The column of the owner, whose group and makers follow.
+    fn owner(self) -> usize {
+        match self {
+            Self::Segments | Self::Queues => 7,
+            Self::Semaphores => 4,
+        }
+    }
+
+    fn row(self, line: &str) -> Option<Row> {
+        const SIZE: usize = 3;
+        const ATTACHED: usize = 6;
+        let words = line.split_whitespace().collect::<Vec<_>>();
+        let word = |at: usize| words.get(at)?.parse().ok();
+        let owner = |at: usize| word(self.owner() + at);
+        let object = Object {
+            key: words.first()?.parse().ok()?,
+            id: words.get(1)?.parse().ok()?,
+            mode: u32::from_str_radix(words.get(2)?, 8).ok()? & 0o777,
+            uid: owner(0)?,
+            gid: owner(1)?,
+            maker_uid: owner(2)?,
+            maker_gid: owner(3)?,
+        };
+        Some(Row {
+            object,
+            size: words.get(SIZE)?.parse().ok()?,
+            attached: words.get(ATTACHED)?.parse().ok()?,
+        })
+    }
+
+    /// The objects of this process's namespace.
+    pub fn list(self) -> Result<Vec<Row>> {
+        let path = sys::procfs::path(format_args!("sysvipc/{}", self.name()));
+        let failed = |error: io::Error| Error::kernel(format!("cannot read {path}"), error);
+        let text = std::fs::read_to_string(&path).map_err(failed)?;
+        let rows = text.lines().skip(1).map(|line| self.row(line));
+        let rows = rows.collect::<Option<Vec<_>>>();
+        rows.ok_or_else(|| failed(ErrorKind::InvalidData.into()))
+    }
+
+    /// Makes an object by `make`, as the user that made it before: it gets its number.
+    pub fn create(self, object: &Object, make: impl FnOnce() -> io::Result<i32>) -> io::Result<()> {
+        let file = format!("sys/kernel/{}_next_id", self.name());
+        sys::procfs::write(&file, object.id.to_string())?;
+        match as_maker(object, make)? {
+            id if id == object.id => Ok(()),
+            id => Err(io::Error::other(format!("it got the number {id}"))),
+        }
+    }
+}
+
+/// Has `make` make an object for the user that made it before.
+fn as_maker(object: &Object, make: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let [maker, group] = [object.maker_uid, object.maker_gid];
+    if (maker, group) == (uid.as_raw(), gid.as_raw()) {
+        return make();
+    }
+    let real = (rustix::process::getuid(), rustix::process::getgid());
+    set_thread_res_gid(real.1, Gid::from_raw(group), gid)?;
+    let made = set_thread_res_uid(real.0, Uid::from_raw(maker), uid);
+    let made = made.map_err(io::Error::from).and_then(|()| make());
+    set_thread_res_uid(real.0, uid, uid)?;
+    set_thread_res_gid(real.1, gid, gid)?;
+    made
+}
+
+impl Object {
+    /// Tells whether a dump could have written it.
+    pub fn is_sound(&self) -> bool {
+        let ids = [self.uid, self.gid, self.maker_uid, self.maker_gid];
+        self.id >= 0 && self.mode <= 0o777 && !ids.contains(&u32::MAX)
+    }
+
+    pub fn owner(&self) -> (u32, u32) {
+        (self.uid, self.gid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_read_by_their_kinds() {
+        let segment = " 1311  7  1640  8192  40 41  2  1 2 3 4  5 6 7  8192 0";
+        let set = "   -5  0   600     3     1     2     3     4  10  20";
+        let queue = "    0 32768   644  12   2   30   31   1   2   3   4   5   6   7";
+        for (file, line, id, size) in [
+            (File::Segments, segment, 7, 8192),
+            (File::Semaphores, set, 0, 3),
+            (File::Queues, queue, 32768, 12),
+        ] {
+            let row = file.row(line).expect("a row");
+            assert_eq!((row.object.id, row.size), (id, size));
+            let Object {
+                uid,
+                gid,
+                maker_uid,
+                maker_gid,
+                ..
+            } = row.object;
+            assert_eq!([uid, gid, maker_uid, maker_gid], [1, 2, 3, 4]);
+        }
+        assert_eq!(File::Segments.row(segment).expect("a row").attached, 2);
+        assert_eq!(
+            File::Segments.row(segment).expect("a row").object.mode,
+            0o640
+        );
+        assert_eq!(File::Semaphores.row(set).expect("a row").object.key, -5);
+        assert!(File::Queues.row("1 2").is_none());
+    }
+}

@@ -1,0 +1,155 @@
+//! A kind of namespace, with and without the type of its record.
+
+use std::fmt;
+
+use prost::Message;
+
+use crate::fd::table::Link;
+use crate::task::PartState;
+use crate::{Error, Result};
+
+/// The record of the first kind; the others follow.
+pub(super) const FIRST_TAG: u16 = 310;
+
+/// A tree that has namespaces of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree<'a> {
+    /// The number of its root.
+    pub root: i32,
+    /// The descriptors of its tasks.
+    pub links: &'a [Vec<Link>],
+}
+
+impl Tree<'_> {
+    /// The error for an object of a namespace that is not saved.
+    pub(super) fn unsupported(&self, what: impl Into<String>) -> Error {
+        Error::unsupported(self.root, what)
+    }
+}
+
+/// A kind of namespace.
+pub trait Kind: Sync + 'static {
+    /// What an image has of one.
+    type Record: Message + Default + PartialEq;
+    /// The number of its record.
+    const TAG: u16;
+    /// Its file in /proc/PID/ns.
+    const NAME: &'static str;
+    /// Its flag of unshare(2).
+    const FLAG: libc::c_int;
+
+    /// Looks at the namespace that this process is in, which is that of `tree`. What is not saved
+    /// of it is added to `refused`.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Self::Record>;
+
+    /// Refuses a record that no dump writes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn check(record: &Self::Record) -> Result<()>;
+
+    /// Gives the namespace that this process is in, a new one, what the record has, before the tasks
+    /// are made that have `parts`.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`], [`Error::Mismatch`].
+    fn restore(record: &Self::Record, parts: &[&dyn PartState]) -> Result<()>;
+
+    /// One line of what it has.
+    fn describe(record: &Self::Record) -> String;
+}
+
+/// A [`Kind`] without the type of its record.
+pub trait ErasedKind: Sync {
+    /// See [`Kind::TAG`].
+    fn tag(&self) -> u16;
+    /// See [`Kind::NAME`].
+    fn name(&self) -> &'static str;
+    /// See [`Kind::FLAG`].
+    fn flag(&self) -> libc::c_int;
+    /// See [`Kind::dump`]; gives the payload of the record.
+    ///
+    /// # Errors
+    /// Those of [`Kind::dump`].
+    fn dump(&self, tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Vec<u8>>;
+    /// Decodes the payload of a record, and checks it.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn decode(&self, payload: &[u8]) -> Result<Box<dyn Namespace>>;
+}
+
+impl<K: Kind> ErasedKind for K {
+    fn tag(&self) -> u16 {
+        K::TAG
+    }
+
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+
+    fn flag(&self) -> libc::c_int {
+        K::FLAG
+    }
+
+    fn dump(&self, tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Vec<u8>> {
+        let record = <K as Kind>::dump(tree, refused)?;
+        Ok(record.encode_to_vec())
+    }
+
+    fn decode(&self, payload: &[u8]) -> Result<Box<dyn Namespace>> {
+        let record = image::strict::decode(payload);
+        let record = record.map_err(|what| Error::corrupt(record_name(K::NAME), what))?;
+        K::check(&record)?;
+        Ok(Box::new(Record::<K>(record)))
+    }
+}
+
+/// A namespace of an image: its kind, and its record, decoded and checked.
+pub trait Namespace: Send + Sync {
+    /// See [`Kind::NAME`].
+    fn name(&self) -> &'static str;
+    /// See [`Kind::FLAG`].
+    fn flag(&self) -> libc::c_int;
+    /// See [`Kind::restore`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::restore`].
+    fn restore(&self, parts: &[&dyn PartState]) -> Result<()>;
+    /// See [`Kind::describe`].
+    fn describe(&self) -> String;
+}
+
+impl fmt::Debug for dyn Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name(), self.describe())
+    }
+}
+
+struct Record<K: Kind>(K::Record);
+
+impl<K: Kind> Namespace for Record<K> {
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+
+    fn flag(&self) -> libc::c_int {
+        K::FLAG
+    }
+
+    fn restore(&self, parts: &[&dyn PartState]) -> Result<()> {
+        K::restore(&self.0, parts)
+    }
+
+    fn describe(&self) -> String {
+        K::describe(&self.0)
+    }
+}
+
+/// The name of a kind's record in messages.
+pub(super) fn record_name(kind: &str) -> String {
+    format!("{kind} namespace")
+}
