@@ -99,12 +99,11 @@ fn made(built: &Built, root: i32) -> Vec<i32> {
     let parents = parents(built);
     let own = std::process::id().cast_signed();
     let ours = |pid: &i32| descends(*pid, root, &parents) || descends(*pid, own, &parents);
-    // Process 1 ends by its maker, which is outside of its namespace, alone. Until then nobody waits
-    // for those of its children that have ended.
-    let has_init = root == sys::init::NUMBER;
-    let is_there = |pid: &i32| match has_init {
-        true => *pid != root && stat_of(*pid).is_some_and(|stat| !has_ended(&stat)),
-        false => parents.contains_key(pid),
+    // Process 1 ends by its maker, which is outside of its namespace, alone. Of the end of a child of
+    // that, or of this process's parent, nobody here hears.
+    let is_there = |pid: &i32| {
+        let stat = stat_of(*pid).filter(|stat| !has_ended(stat) || stat.ppid == own);
+        *pid != sys::init::NUMBER && stat.is_some()
     };
     pids(built).filter(is_there).filter(ours).collect()
 }
