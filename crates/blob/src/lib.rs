@@ -117,8 +117,8 @@ global_asm!(
     "mov rbx, [r12 + {result}]",
     "mov rcx, [r12]",
     "jmp 3b",
-    // -- failure: the first one names its op; then the process ends, or parks to be resumed; process
-    // 1 of a pid namespace waits to be killed, as all in there would be killed with it
+    // -- failure: the first one names its op; then the process ends, or parks to be resumed.
+    // Process 1 of a pid namespace waits to be killed: with its end, all in there are killed.
     "8:",
     "mov eax, 0",
     "lock cmpxchg qword ptr [r13 + {failed}], r12",

@@ -185,8 +185,8 @@ fn make_around(last: i32) -> Result<Side> {
 
 /// Makes a copy of this process in the namespaces of process `root`, as far as these are others
 /// than this process's: `None` if none is. The copy finds the root under the number that
-/// [`Inner::root`] gives, and knows what it has entered ([`Inner::own`]). It enters a mount namespace
-/// together with a pid namespace alone.
+/// [`Inner::root`] gives, and knows what it has entered ([`Inner::own`]). It enters a mount
+/// namespace together with a pid namespace alone.
 ///
 /// Where that shows something else than this process's, but for /proc, the tree is left to this
 /// process, which refuses it.

@@ -90,7 +90,7 @@ pub fn send(queue: i32, message: &Message) -> io::Result<()> {
 ///
 /// # Errors
 /// As msgctl(2): `EPERM` without `CAP_SYS_RESOURCE` for more room than a new queue gets.
-pub fn give(queue: i32, (uid, gid): (u32, u32), mode: u32, room_bytes: u64) -> io::Result<()> {
+pub fn give(queue: i32, uid: u32, gid: u32, mode: u32, room_bytes: u64) -> io::Result<()> {
     let mut told = stat(queue)?;
     (told.msg_perm.uid, told.msg_perm.gid) = (uid, gid);
     told.msg_perm.mode = mode as _;
@@ -123,7 +123,7 @@ mod tests {
         all.iter().for_each(|one| send(queue, one).expect("room"));
         let seen = [(); 2].map(|()| peek(queue));
         let room = room_bytes(queue).expect("it is there");
-        give(queue, (12, 34), 0o600, room / 2).expect("less room");
+        give(queue, 12, 34, 0o600, room / 2).expect("less room");
         let told = stat(queue).expect("it is there");
         remove(queue).expect("it is ours");
         for seen in seen {

@@ -115,7 +115,7 @@ pub fn set_values(set: i32, values: &[u16]) -> io::Result<()> {
 ///
 /// # Errors
 /// `EINVAL` and `EIDRM` where there is none, `EPERM`.
-pub fn give(set: i32, (uid, gid): (u32, u32), mode: u32) -> io::Result<()> {
+pub fn give(set: i32, uid: u32, gid: u32, mode: u32) -> io::Result<()> {
     // SAFETY: the structure is plain numbers, for which zeros are valid.
     let mut told: libc::semid_ds = unsafe { std::mem::zeroed() };
     (told.sem_perm.uid, told.sem_perm.gid) = (uid, gid);

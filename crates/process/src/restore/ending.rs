@@ -99,8 +99,8 @@ fn made(built: &Built, root: i32) -> Vec<i32> {
     let parents = parents(built);
     let own = std::process::id().cast_signed();
     let ours = |pid: &i32| descends(*pid, root, &parents) || descends(*pid, own, &parents);
-    // Process 1 ends by its maker, which is outside of its namespace, alone. Of the end of a child of
-    // that, or of this process's parent, nobody here hears.
+    // Process 1 ends by its maker, which is outside of its namespace, alone. Nobody here hears of
+    // the end of a child of that, or of this process's parent.
     let is_there = |pid: &i32| {
         let stat = stat_of(*pid).filter(|stat| !has_ended(stat) || stat.ppid == own);
         *pid != sys::init::NUMBER && stat.is_some()

@@ -51,8 +51,8 @@ pub trait Kind: Sync + 'static {
     /// [`Error::Corrupt`].
     fn check(record: &Self::Record) -> Result<()>;
 
-    /// Gives the namespace that this process is in, a new one, what the record has, before the tasks
-    /// are made that have `parts`.
+    /// Gives the namespace that this process is in, a new one, what the record has, before the
+    /// tasks are made that have `parts`.
     ///
     /// # Errors
     /// [`Error::Kernel`], [`Error::Mismatch`].

@@ -14,12 +14,12 @@ mod uts;
 pub use kind::{ErasedKind, Kind, Namespace, Tree};
 
 /// All kinds, in the order in which a restore fills them.
-pub const KINDS: [&dyn ErasedKind; 3] = [&uts::Uts, &ipc::Ipc, &netns::Net];
+pub const KINDS: &[&dyn ErasedKind] = &[&uts::Uts, &ipc::Ipc, &netns::Net];
 
 /// The kind whose records have this number.
 #[must_use]
 pub fn kind_of(tag: u16) -> Option<&'static dyn ErasedKind> {
-    KINDS.into_iter().find(|kind| kind.tag() == tag)
+    KINDS.iter().copied().find(|kind| kind.tag() == tag)
 }
 
 #[cfg(test)]

@@ -132,10 +132,6 @@ impl Object {
         let ids = [self.uid, self.gid, self.maker_uid, self.maker_gid];
         self.id >= 0 && self.mode <= 0o777 && !ids.contains(&u32::MAX)
     }
-
-    pub fn owner(&self) -> (u32, u32) {
-        (self.uid, self.gid)
-    }
 }
 
 #[cfg(test)]

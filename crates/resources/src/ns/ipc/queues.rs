@@ -54,18 +54,25 @@ impl MessageQueue {
     }
 
     pub fn restore(&self) -> Result<()> {
-        let Object { id, key, mode, .. } = self.object;
+        let Object {
+            id,
+            key,
+            mode,
+            uid,
+            gid,
+            ..
+        } = self.object;
         let made = File::Queues.create(&self.object, || msg::create(key, mode));
         let made = made.and_then(|()| {
             let fresh = msg::room_bytes(id)?;
             if self.room_bytes > fresh {
-                msg::give(id, self.object.owner(), mode, self.room_bytes)?;
+                msg::give(id, uid, gid, mode, self.room_bytes)?;
             }
             for Message { kind, bytes } in &self.messages {
                 let (kind, bytes) = (*kind, bytes.clone());
                 msg::send(id, &msg::Message { kind, bytes })?;
             }
-            msg::give(id, self.object.owner(), mode, self.room_bytes)
+            msg::give(id, uid, gid, mode, self.room_bytes)
         });
         let doing = || format!("cannot make System V message queue {id}");
         made.map_err(|error| Error::kernel(doing(), error))

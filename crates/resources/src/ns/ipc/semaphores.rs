@@ -58,7 +58,14 @@ impl SemaphoreSet {
 
     /// Makes it, for processes with these `parts`.
     pub fn restore(&self, parts: &[&dyn PartState]) -> Result<()> {
-        let Object { id, key, mode, .. } = self.object;
+        let Object {
+            id,
+            key,
+            mode,
+            uid,
+            gid,
+            ..
+        } = self.object;
         let doing = || format!("cannot make System V semaphores {id}");
         let values = self.given_back(&debts(parts));
         let values = values.ok_or_else(|| {
@@ -69,7 +76,7 @@ impl SemaphoreSet {
         let made = File::Semaphores.create(&self.object, || sem::create(key, count, mode));
         let made = made.and_then(|()| {
             sem::set_values(id, &values)?;
-            sem::give(id, self.object.owner(), mode)
+            sem::give(id, uid, gid, mode)
         });
         made.map_err(|error| Error::kernel(doing(), error))
     }
