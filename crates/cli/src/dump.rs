@@ -42,7 +42,7 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
         Worker::Here => None,
         Worker::Inside(_) if beside.is_some() => {
             return Err(Failure::engine("dump")(process::Error::Unfit(
-                "--with-volume goes with no tree in a pid namespace of its own".to_owned(),
+                "--with-volume goes with no tree in namespaces of its own".to_owned(),
             )));
         }
         Worker::Inside(inside) => Some(inside),

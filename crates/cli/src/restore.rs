@@ -222,12 +222,12 @@ fn stay(root: Pid) -> ! {
     std::process::exit(code)
 }
 
-/// The life of the copy in the tree's pid namespace: the first process, unless that is the root.
+/// The life of the copy in the tree's namespaces, of which it may be the first process.
 fn stay_inside(mut options: Options, restored: &Restored, inner: Inner) -> ! {
     // It would keep others waiting for their end.
     options.restore.inherit_fds.clear();
     log::info!(
-        "restored {} tasks in {} us, the root {} in a pid namespace",
+        "restored {} tasks in {} us, the root {} in namespaces of its own",
         restored.tasks,
         restored.total_us,
         restored.root

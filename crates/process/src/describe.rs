@@ -84,7 +84,6 @@ fn network(saved: &Saved<'_>) -> Option<Network> {
     })
 }
 
-/// The image's own files.
 /// Adds the tree's own namespaces to its root.
 fn describe_namespaces(saved: &Saved<'_>, root: &SavedTask<'_>, parts: &mut Vec<PartDescription>) {
     parts.extend(saved.namespaces.iter().map(|namespace| PartDescription {

@@ -99,6 +99,7 @@ impl Ending {
             Err(error) => {
                 // The tree goes on, whether or not the watchdog has seen to that.
                 drop((frozen, watchdog));
+                self.lock.iter().for_each(Lock::revoke);
                 remove(&self.images, self.image);
                 return Err(error);
             }

@@ -28,9 +28,11 @@
 //! - At a restore: "a process with number 1, which is the namespace's own"; "a tree with namespaces
 //!   of its own goes without …" (`--lazy-pages`, `--shell-job`, `--restore-sibling`,
 //!   `--leave-stopped`).
-//! - Refused: "a /proc of another pid namespace than its own".
+//! - Refused: "a /proc of another pid namespace than its own"; "its own … namespace", as "process
+//!   …, which is not of the tree, is in it as well".
 //! - CRIU 4.2: keeps those whose first process is the tree's root; has no `--new-pid-ns`.
 
+mod membership;
 mod message;
 
 use std::ffi::CStr;
@@ -52,6 +54,7 @@ use sys::init::Init;
 use sys::process::Process;
 use sys::{mounts, procfs};
 
+use self::membership::{check_alone, theirs};
 use self::message::{Answer, Event};
 use crate::options::OwnNamespaces;
 use crate::records::Saved;
@@ -155,7 +158,7 @@ pub(crate) fn make(saved: &Saved<'_>, has_pids: bool) -> Result<Side> {
 /// they had.
 fn make_others(saved: &Saved<'_>) -> Result<()> {
     let failed = |e| Error::kernel("cannot make the namespaces of the tree", e);
-    sys::world::leave(saved.namespace_flags()).map_err(failed)?;
+    sys::world::unshare(saved.namespace_flags()).map_err(failed)?;
     let threads = saved.tasks.iter().flat_map(|task| &task.threads);
     let parts = threads.flat_map(|thread| thread.parts.iter().map(|part| &**part));
     let parts = parts.collect::<Vec<_>>();
@@ -210,6 +213,7 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
         if let Some(file) = theirs(&process, kind.name())? {
             entered.push(file);
             own.flags |= kind.flag();
+            check_alone(&process, kind.name())?;
         }
     }
     let Some(pids) = pids else {
@@ -260,30 +264,6 @@ fn check_procfs(root: Pid) -> Result<()> {
             Err(resources::Error::unsupported(root, what).into())
         }
     }
-}
-
-/// The namespace of a kind that a process is in, where that is another one than this process's.
-fn theirs(process: &Process, kind: &str) -> Result<Option<File>> {
-    let differ = || {
-        let theirs = rustix::fs::readlink(process.path(&format!("ns/{kind}")), Vec::new())?;
-        let own = procfs::path(format_args!("self/ns/{kind}"));
-        Ok(theirs != rustix::fs::readlink(own, Vec::new())?)
-    };
-    let found = match differ() {
-        // A process that has ended or may not be looked at is refused for that later.
-        Ok(false) | Err(Errno::ACCESS | Errno::PERM | Errno::NOENT | Errno::SRCH) => {
-            return Ok(None);
-        }
-        Ok(true) => process.open(&format!("ns/{kind}")).map(Some),
-        Err(errno) => Err(errno.into()),
-    };
-    found.map_err(|error| {
-        let doing = format!(
-            "cannot look at the {kind} namespace of pid {}",
-            process.pid()
-        );
-        Error::kernel(doing, error)
-    })
 }
 
 /// Makes the copy by `fork`, and ties it to this process. On both sides, the root of a restored
@@ -357,7 +337,8 @@ impl Outer {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn attend(&mut self, observer: &mut dyn Observer) -> Result<Outcome> {
-        let failed = |e: io::Error| Error::kernel("cannot hear of the work in the namespace", e);
+        let failed =
+            |e: io::Error| Error::kernel("cannot hear of the work in the tree's namespaces", e);
         while let Some((event, rights)) = self.link.receive::<Event>().map_err(failed)? {
             let root = rights.first().map(number_outside).transpose();
             let root = root.map_err(failed)?;
@@ -436,7 +417,9 @@ impl Outer {
 
     fn wait_for_copy(&self) -> Result<WaitStatus> {
         let ended = wait_for(self.copy);
-        ended.map_err(|errno| Error::kernel("cannot wait for the namespace's end", errno))
+        ended.map_err(|errno| {
+            Error::kernel("cannot wait for the copy in the tree's namespaces", errno)
+        })
     }
 }
 

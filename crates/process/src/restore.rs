@@ -162,6 +162,7 @@ fn bring_back_here(
         lazy,
         origin,
     };
+    let root = image.saved.tasks[0].node.pid;
     let mut waiting = taken::Waiting::default();
     loop {
         match bring_back(options, &image, &inherited, began, observer) {
@@ -171,6 +172,7 @@ fn bring_back_here(
                     ..restored
                 });
             }
+            Err(error) if is_left_to_parent(origin, root) => return Err(error),
             Err(Error::Taken { pid, .. }) => {
                 waiting.wait_free(pid)?;
                 log::info!("pid {pid} was taken by a process that had ended: once more");
@@ -181,6 +183,14 @@ fn bring_back_here(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Tells whether the root was made and has ended, and its number is only free when this process's
+/// parent, which is to hear of the restore first, has seen that.
+fn is_left_to_parent(origin: Origin<'_>, root: i32) -> bool {
+    let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+    let is_it = |stat: sys::proc::Stat| sys::process::has_ended(&stat) && stat.ppid == parent;
+    matches!(origin, Origin::Sibling { .. }) && freeze::stat_of(root).is_some_and(is_it)
 }
 
 /// Refuses an image of another kind of machine.

@@ -93,6 +93,16 @@ pub fn has_other_threads() -> io::Result<bool> {
     Ok(false)
 }
 
+/// Waits a moment until threads that were joined are gone: they are listed until the kernel is done
+/// with them.
+pub(crate) fn wait_for_threads() {
+    const PATIENCE: Duration = Duration::from_millis(100);
+    let begun = Instant::now();
+    while has_threads().unwrap_or(false) && begun.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+}
+
 fn has_threads() -> io::Result<bool> {
     // A directory has a link for each directory in it and two more.
     let threads = crate::procfs::stat("self/task")?.st_nlink - 2;

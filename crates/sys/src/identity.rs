@@ -26,6 +26,43 @@ impl From<Credentials> for Identity<'_> {
     }
 }
 
+/// Has `make` make an object as the user `uid` of the group `gid`, who are noted as its makers. A
+/// thread of its own does: with its user, a thread loses its parent-death signal (prctl(2)).
+///
+/// # Errors
+/// Those of `make`; as setresuid(2).
+pub fn as_user<T: Send>(
+    uid: u32,
+    gid: u32,
+    make: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    use rustix::process::{Gid, Uid, set_dumpable_behavior};
+    use rustix::process::{dumpable_behavior, getegid, geteuid, getgid, getuid};
+    use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
+    let (user, group) = (geteuid(), getegid());
+    if (uid, gid) == (user.as_raw(), group.as_raw()) {
+        return make();
+    }
+    if [uid, gid].contains(&u32::MAX) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let dumpable = dumpable_behavior()?;
+    let made = std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            set_thread_res_gid(getgid(), Gid::from_raw(gid), group)?;
+            set_thread_res_uid(getuid(), Uid::from_raw(uid), user)?;
+            make()
+        });
+        let made = made.join();
+        made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    // It does not take what only the kernel sets (`suid_dumpable`).
+    let _ = set_dumpable_behavior(dumpable);
+    // There are calls that a process with several threads may not make.
+    crate::fork::wait_for_threads();
+    made
+}
+
 /// Makes two connected sockets as [`crate::socket::pair`] does, in the name of `who`.
 ///
 /// # Errors

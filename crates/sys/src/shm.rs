@@ -12,6 +12,10 @@ pub struct Segment {
     pub uid: u32,
     /// Its owner's group.
     pub gid: u32,
+    /// The user that made it.
+    pub maker_uid: u32,
+    /// The group that made it.
+    pub maker_gid: u32,
     /// Permissions.
     pub mode: u32,
     /// Whether it goes when the last one detaches it.
@@ -108,6 +112,8 @@ pub fn stat(id: i32) -> io::Result<Segment> {
         key: raw.shm_perm.__key,
         uid: raw.shm_perm.uid,
         gid: raw.shm_perm.gid,
+        maker_uid: raw.shm_perm.cuid,
+        maker_gid: raw.shm_perm.cgid,
         mode: mode & 0o777,
         doomed: mode & SHM_DEST != 0,
         bytes: raw.shm_segsz as u64,
@@ -215,6 +221,8 @@ mod tests {
             key: IPC_PRIVATE,
             uid: 1,
             gid: 2,
+            maker_uid: rustix::process::geteuid().as_raw(),
+            maker_gid: rustix::process::getegid().as_raw(),
             mode: 0o600,
             doomed: true,
             bytes: 5000,

@@ -163,12 +163,11 @@ pub fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::setns(namespace.as_raw_fd(), 0) })
 }
 
-/// Has this process, of one thread, enter new namespaces of the kinds `flags` (`CLONE_NEWNET` and
-/// the like).
+/// Has this thread enter new namespaces of the kinds `flags` (`CLONE_NEWNET` and the like).
 ///
 /// # Errors
 /// As unshare(2): `EPERM` without `CAP_SYS_ADMIN`, `ENOSPC` for more than are allowed.
-pub fn leave(flags: libc::c_int) -> io::Result<()> {
+pub fn unshare(flags: libc::c_int) -> io::Result<()> {
     // SAFETY: nothing in this process's memory changes.
     check(unsafe { libc::unshare(flags) })
 }

@@ -279,15 +279,15 @@ fn a_restore_waits_for_tasks_that_are_being_killed() {
     }
 }
 
-/// Kills the watchdog of a dump once it is there; whether the dump succeeded.
-fn without_watchdog(stillframe: &Stillframe, subject: &Subject) -> bool {
+/// Kills the watchdog of a dump once it is there, and counts it; whether the dump succeeded.
+fn without_watchdog(stillframe: &Stillframe, subject: &Subject, killed: &mut u32) -> bool {
     let mut dump = stillframe.dump_command(subject.pid(), &[]);
     let mut dump = dump.spawn().expect("it starts");
     loop {
         for pid in tree::children(dump.id()) {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
             if name.is_ok_and(|name| name == "stillframe-wdog\n") {
-                tree::signal(pid, Signal::KILL);
+                *killed += u32::from(tree::signal(pid, Signal::KILL));
             }
         }
         if let Some(status) = dump.try_wait().expect("a child") {
@@ -304,9 +304,10 @@ fn a_dump_whose_watchdog_is_killed_leaves_no_image_beside_the_target() {
         testkit::skip!("the peer has no watchdog");
     }
     let subject = Subject::start("busy", &["2"]);
+    let mut killed = 0;
     for _ in 0..10 {
         stillframe.clear();
-        if without_watchdog(&stillframe, &subject) {
+        if without_watchdog(&stillframe, &subject, &mut killed) {
             tree::wait_gone(&[subject.pid()]);
             stillframe.restore(&[]).must();
         } else {
@@ -316,4 +317,5 @@ fn a_dump_whose_watchdog_is_killed_leaves_no_image_beside_the_target() {
         }
         assert_eq!(subject.ask("check"), "right");
     }
+    assert!(killed > 0, "no watchdog was there when it was looked for");
 }

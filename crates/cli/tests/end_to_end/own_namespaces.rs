@@ -1,4 +1,5 @@
 //! Trees with network, ipc and uts namespaces of their own.
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -30,7 +31,11 @@ if "uts" in kinds:
 if "ipc" in kinds:
     write("/proc/sys/kernel/shmmni", "777")
     write("/proc/sys/fs/mqueue/msg_max", "33")
+    os.setegid(65534)
+    os.seteuid(65533)
     segment = libc.shmget(0x51f, 8192, 0o1640)
+    os.seteuid(0)
+    os.setegid(0)
     at = libc.shmat(segment, None, 0)
     ctypes.memmove(at, b"kept", 4)
     gone = libc.semget(0, 1, 0o600 | 0o1000)
@@ -48,7 +53,10 @@ if "ipc" in kinds:
         libc.msgsnd(queue, kind.to_bytes(8, "little") + text, len(text), 0)
 address = "127.0.0.1"
 if "net" in kinds:
-    for words in "link set lo up", "addr add 10.9.8.7/24 dev lo", "route add 10.77.0.0/16 dev lo":
+    for words in (
+        "link set lo up", "addr del 127.0.0.1/8 dev lo", "addr add 127.0.0.2/32 dev lo",
+        "addr add 10.9.8.7/24 dev lo", "route add 10.77.0.0/16 dev lo", "link set lo mtu 70000",
+    ):
         subprocess.run(["ip"] + words.split(), check=True)
     write("/proc/sys/net/ipv4/ip_forward", "1")
     write("/proc/sys/net/ipv4/ip_local_port_range", "20000\t20999")
@@ -85,7 +93,7 @@ while True:
     if "ipc" in kinds:
         told.append(str(ctypes.string_at(at, 4)))
         rows = read("/proc/sysvipc/shm").split("\n")[1:]
-        told.append(str([row.split()[:4] for row in rows]))
+        told.append(str([row.split()[:4] + row.split()[7:11] for row in rows]))
         told.append(str(libc.shmget(0x51f, 8192, 0) == segment))
         told.append(str([libc.semctl(own, one, 12) for one in range(3)]))
         for name, columns in ("sem", range(8)), ("msg", [0, 1, 2, 3, 4, 7, 8, 9, 10]):
@@ -516,6 +524,14 @@ fn undone_restore_of_process_1_waits_for_nobody() {
     });
 }
 
+/// The namespaces of these kinds that there are.
+fn namespaces() -> BTreeSet<String> {
+    let processes = fs::read_dir("/proc").expect("it is there").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let all = pids.flat_map(|pid| ["net", "ipc", "uts"].map(|kind| namespace(pid, kind)));
+    all.filter(|link| !link.is_empty()).collect()
+}
+
 #[test]
 fn failed_restore_leaves_no_namespace() {
     let stillframe = ours!();
@@ -523,16 +539,51 @@ fn failed_restore_leaves_no_namespace() {
     let pid = program.pid();
     stillframe.dump(pid, &[CONNECTED]).must();
     tree::reap_orphans();
-    let pidfile = folder.path().join("no folder").join("pid");
-    let pidfile = pidfile.to_str().expect("text");
-    for options in [&["--shell-job"][..], &["--pidfile", pidfile], &[]] {
+    let script = folder.path().join("script");
+    let text = "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != pre-resume ]\n";
+    fs::write(&script, text).expect("a script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    fs::set_permissions(&script, mode).expect("it is ours");
+    let script = script.to_str().expect("text");
+    let before = namespaces();
+    for options in [
+        &[CONNECTED, "--shell-job"][..],
         // Without the option, its connections are refused.
+        &[],
+        &[CONNECTED, "--action-script", script],
+    ] {
         stillframe.restore(options).must_fail();
-        assert!(!tree::exists(pid));
-        assert!(stillframe.helpers().is_empty());
+        let logs = stillframe.logs();
+        assert!(!logs.contains("killed tasks are still there"), "{logs}");
+        wait_until("nothing to be left", SOON, || {
+            tree::reap_orphans();
+            !tree::exists(pid) && stillframe.helpers().is_empty() && namespaces().is_subset(&before)
+        });
     }
     assert_eq!(restore(&stillframe, &[]), pid);
     told(folder.path());
+}
+
+#[test]
+fn namespace_with_others_is_refused() {
+    let stillframe = ours!();
+    needs_program!("nsenter");
+    let (program, folder) = resident("net uts");
+    let pid = program.pid().to_string();
+    let joined = ["--net", "--target", &pid, "sleep", "1000"];
+    let joined = Program::new("nsenter").args(joined).spawn();
+    wait_until("the other", SOON, || {
+        namespace(joined.pid(), "net") == namespace(program.pid(), "net")
+    });
+    let refused = stillframe.dump(program.pid(), &[CONNECTED]).must_fail();
+    let other = format!("process {}, which is not of the tree", joined.pid());
+    refused.names(&["its own net namespace", &other]);
+    told(folder.path());
+    drop(joined);
+    stillframe.clear();
+    stillframe
+        .dump(program.pid(), &[CONNECTED, "--leave-running"])
+        .must();
 }
 
 #[test]
@@ -544,6 +595,7 @@ fn killed_restore_leaves_the_tree_in_its_namespaces_or_nothing() {
     tree::reap_orphans();
     let name = "killed_restore_leaves_the_tree_in_its_namespaces_or_nothing";
     let mut chance = Chance::of(name);
+    let mut restored = 0;
     for _ in 0..20 {
         let command = stillframe.restore_command(&[CONNECTED]);
         stillframe.kill_after(command, Duration::from_micros(chance.below(120_000)));
@@ -561,6 +613,7 @@ fn killed_restore_leaves_the_tree_in_its_namespaces_or_nothing() {
             (text.is_some() || !tree::is_alive(pid)).then_some(text)
         });
         if let Some(text) = text {
+            restored += 1;
             assert_own(pid, "net ipc uts");
             assert_eq!(text, before);
             stillframe.clear();
@@ -568,4 +621,5 @@ fn killed_restore_leaves_the_tree_in_its_namespaces_or_nothing() {
             tree::reap_orphans();
         }
     }
+    println!("{restored} of 20 were restored");
 }

@@ -222,9 +222,14 @@ fn around(
     obstacles: &mut Obstacles,
 ) -> Result<Vec<Record>> {
     let cgroups = obstacles.note(cgroups::collect(frozen, how.allow))?;
+    let tasks = frozen.tasks.iter().zip(links);
+    let tasks = tasks.map(|(task, links)| ns::TreeTask {
+        pid: task.pid(),
+        links,
+    });
     let tree = ns::Tree {
         root: frozen.tasks[0].pid(),
-        links,
+        tasks: &tasks.collect::<Vec<_>>(),
     };
     let mut records = cgroups.flatten().into_iter().collect::<Vec<_>>();
     let flags = how.namespaces.flags;

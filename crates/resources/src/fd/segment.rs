@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use rustix::fs::{FileType, FlockOperation};
 use rustix::io::Errno;
+use sys::identity::as_user;
 use sys::shm::{self, Attached, Segment};
 
 use super::ghost::first_of_inode;
@@ -64,6 +65,20 @@ pub struct Record {
     /// The size of its pages where they are huge pages.
     #[prost(uint64, tag = "10")]
     huge_page_bytes: u64,
+    /// Who made it; unknown of older images.
+    #[prost(message, optional, tag = "11")]
+    maker: Option<Maker>,
+}
+
+/// A user who made a segment.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Maker {
+    /// The user.
+    #[prost(uint32, tag = "1")]
+    uid: u32,
+    /// The group.
+    #[prost(uint32, tag = "2")]
+    gid: u32,
 }
 
 /// How the kernel's names of such memory begin.
@@ -96,6 +111,10 @@ impl Kind for SystemV {
             size_bytes: found.bytes,
             mode: found.mode,
             uid: found.uid,
+            maker: Some(Maker {
+                uid: found.maker_uid,
+                gid: found.maker_gid,
+            }),
             gid: found.gid,
             doomed: found.doomed,
             space: None,
@@ -109,6 +128,10 @@ impl Kind for SystemV {
     }
 
     fn check(record: &Record) -> Result<()> {
+        let is_nobody = |maker: Maker| [maker.uid, maker.gid].contains(&u32::MAX);
+        if record.maker.is_some_and(is_nobody) {
+            return Err(Error::corrupt(Self::NAME, "has no such maker"));
+        }
         memfd::check_page_bytes(Self::NAME, record.huge_page_bytes)
     }
 
@@ -278,13 +301,26 @@ impl Record {
 
     fn create(&self) -> Result<i32> {
         let huge = memfd::recorded_page_bytes(self.huge_page_bytes);
-        let made = shm::create(self.key, self.size_bytes, self.mode, huge);
-        let made = match made {
+        let make = || match shm::create(self.key, self.size_bytes, self.mode, huge) {
             // One that is larger than memory was made without a promise.
             Err(error) if huge.is_none() && Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
                 shm::create_unreserved(self.key, self.size_bytes, self.mode)
             }
             made => made,
+        };
+        let made = match self.maker {
+            Some(Maker { uid, gid }) => match as_user(uid, gid, make) {
+                // That user may get no huge pages, or this process may not act for others.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
+                    log::info!(
+                        "System V shared memory {} is not user {uid}'s: {error}",
+                        self.number
+                    );
+                    make()
+                }
+                made => made,
+            },
+            None => make(),
         };
         made.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::EXIST) => Error::Mismatch {

@@ -16,8 +16,17 @@ pub(super) const FIRST_TAG: u16 = 310;
 pub struct Tree<'a> {
     /// The number of its root.
     pub root: i32,
-    /// The descriptors of its tasks.
-    pub links: &'a [Vec<Link>],
+    /// Its tasks.
+    pub tasks: &'a [TreeTask<'a>],
+}
+
+/// A task of a tree.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeTask<'a> {
+    /// Its number.
+    pub pid: i32,
+    /// Its descriptors.
+    pub links: &'a [Link],
 }
 
 impl Tree<'_> {

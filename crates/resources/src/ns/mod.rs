@@ -11,7 +11,7 @@ mod netns;
 mod settings;
 mod uts;
 
-pub use kind::{ErasedKind, Kind, Namespace, Tree};
+pub use kind::{ErasedKind, Kind, Namespace, Tree, TreeTask};
 
 /// All kinds, in the order in which a restore fills them.
 pub const KINDS: &[&dyn ErasedKind] = &[&uts::Uts, &ipc::Ipc, &netns::Net];

@@ -4,7 +4,8 @@
 //! - Kept: one of the whole tree that has no interface but the loopback: whether that is up, its
 //!   addresses and routes, and all settings in /proc/sys/net; not tracked connections (conntrack).
 //! - Refused: "network interface … (…)"; "a route that leads nowhere"; "a route that has several
-//!   ways"; "a routing rule (priority …)"; "a nexthop of routes"; "the nf_tables table …"; "the
+//!   ways"; "a routing rule (priority …)"; "a network with … routing rules of the kernel's own"; "a
+//!   nexthop of routes"; "the nf_tables table …"; "the
 //!   iptables table …"; "an IPsec policy or state"; "a service of IPVS"; "the queueing discipline …
 //!   of …"; "a BPF program of network interface … (XDP)"; "a BPF program of the whole network (…)".
 //! - CRIU 4.2: kept, with veth, macvlan and bridge interfaces, iptables and nf_tables.
@@ -45,6 +46,8 @@ const FALLBACKS: [&str; 10] = [
     "ip6erspan0",
 ];
 
+const AF_INET: u8 = libc::AF_INET as u8;
+const AF_INET6: u8 = linux_raw_sys::net::AF_INET6 as u8;
 const RTM_GETRULE: u16 = libc::RTM_GETRULE;
 const RTM_GETQDISC: u16 = libc::RTM_GETQDISC;
 const RTM_GETNEXTHOP: u16 = 106;
@@ -73,8 +76,10 @@ impl Kind for Net {
     fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> {
         let found = foreign().map_err(failed)?;
         refused.extend(found.into_iter().map(|what| tree.unsupported(what)));
-        let (loopback, _) = Interface::read(LOOPBACK)?;
-        let mut settings = settings::read("net")?;
+        let (mut loopback, _) = Interface::read(LOOPBACK)?;
+        // They are among the others.
+        loopback.settings.clear();
+        let mut settings = settings::read(&SETTINGS, Self::FLAG)?;
         settings.retain(|setting| is_kept(&setting.path));
         Ok(Record {
             loopback: Some(loopback),
@@ -87,8 +92,7 @@ impl Kind for Net {
         let loopback = record.loopback.as_ref();
         let loopback = loopback.ok_or_else(|| corrupt("has no loopback"))?;
         loopback.check()?;
-        let is_sound = |setting: &Setting| setting.is_below(&SETTINGS);
-        match record.settings.len() <= settings::MOST && record.settings.iter().all(is_sound) {
+        match settings::are_sound(&record.settings, &SETTINGS) {
             true => Ok(()),
             false => Err(corrupt("has no such setting")),
         }
@@ -114,8 +118,12 @@ fn failed(error: io::Error) -> Error {
     Error::kernel("cannot look at the network namespace", error)
 }
 
-/// Tells whether a setting is the namespace's or the loopback's.
+/// Tells whether a setting is the namespace's or the loopback's. That of the largest packet follows
+/// from the interface.
 fn is_kept(path: &str) -> bool {
+    if path == "net/ipv6/conf/lo/mtu" {
+        return false;
+    }
     let of_interface = OF_INTERFACES.iter().find_map(|folder| {
         let rest = path.strip_prefix("net/")?.strip_prefix(folder)?;
         rest.strip_prefix('/')?.split('/').next()
@@ -141,7 +149,7 @@ fn foreign() -> io::Result<Vec<String>> {
     if has_ipsec()? {
         found.push("an IPsec policy or state".to_owned());
     }
-    let services = std::fs::read_to_string(sys::procfs::path("self/net/ip_vs"));
+    let services = std::fs::read_to_string(sys::procfs::path("thread-self/net/ip_vs"));
     // Three lines say what the others mean.
     if services.is_ok_and(|text| text.lines().count() > 3) {
         found.push("a service of IPVS".to_owned());
@@ -238,7 +246,21 @@ fn rules(route: &Netlink) -> io::Result<Vec<String>> {
         is_plain && goes_to_table && is_for_all && (is_default || KERNELS.contains(&place))
     };
     let mut found = Vec::new();
-    for rule in list(route, RTM_GETRULE, HEAD_BYTES)? {
+    let rules = list(route, RTM_GETRULE, HEAD_BYTES)?;
+    // A kernel without IPv6 has none of that.
+    let families = [AF_INET, AF_INET6].into_iter();
+    let families = families.filter(|family| rules.iter().any(|rule| rule.payload[0] == *family));
+    for family in families {
+        let of_kernel = rules.iter().filter(|rule| rule.payload[0] == family);
+        let of_kernel = of_kernel.filter(|rule| is_kernels(rule)).count();
+        let usual = if family == AF_INET { 3 } else { 2 };
+        if of_kernel != usual {
+            found.push(format!(
+                "a network with {of_kernel} routing rules of the kernel's own"
+            ));
+        }
+    }
+    for rule in rules {
         if !is_kernels(&rule) {
             let all = attributes(&rule.payload, HEAD_BYTES);
             let priority = all.filter(|(kind, _)| *kind == FRA_PRIORITY);
@@ -273,7 +295,8 @@ fn filters() -> io::Result<Vec<String>> {
         }
     }
     for file in ["ip_tables_names", "ip6_tables_names", "arp_tables_names"] {
-        let names = std::fs::read_to_string(sys::procfs::path(format_args!("self/net/{file}")));
+        let names =
+            std::fs::read_to_string(sys::procfs::path(format_args!("thread-self/net/{file}")));
         let names = names.unwrap_or_default();
         found.extend(
             names
@@ -320,7 +343,7 @@ mod tests {
             let record = Net::dump(
                 &Tree {
                     root: 1,
-                    links: &[],
+                    tasks: &[],
                 },
                 &mut Vec::new(),
             );
@@ -341,6 +364,10 @@ mod tests {
             ("true", &[][..]),
             ("ip link set lo up", &[]),
             ("ip link set lo up; ip addr add 10.9.8.7/24 dev lo", &[]),
+            (
+                "ip rule del pref 32767",
+                &["a network with 2 routing rules of the kernel's own"],
+            ),
             (
                 "ip link set lo up; ip route add 10.5.0.0/16 dev lo; \
                  ip -6 route add fd00::/8 dev lo",
@@ -384,7 +411,8 @@ mod tests {
         for (path, kept) in [
             ("net/ipv4/ip_forward", true),
             ("net/ipv4/conf/all/forwarding", true),
-            ("net/ipv6/conf/lo/mtu", true),
+            ("net/ipv6/conf/lo/mtu", false),
+            ("net/ipv6/conf/all/mtu", true),
             ("net/ipv4/neigh/default/app_solicit", true),
             ("net/ipv4/conf/eth0/forwarding", false),
             ("net/ipv6/neigh/sit0/app_solicit", false),

@@ -2,19 +2,26 @@
 //!
 //! - What: settings of namespaces
 //! - Kept: those in /proc/sys that a tree's own network or ipc namespace has.
-//! - At a restore: "the setting … of the tree's namespace is missing".
+//! - At a restore: "the setting … of the tree's namespace is missing"; "the setting … of the tree's
+//!   namespace does not stay …"; of one that was as in any new namespace, nothing is said.
 //! - CRIU 4.2: kept in part.
 
-use std::fs;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use rustix::io::Errno;
 
 use crate::{Error, Result};
 
-/// Longer than any value.
-const VALUE_MAX_BYTES: usize = 8192;
+/// Longer than any value: a list of ports, most of which stand alone.
+const VALUE_MAX_BYTES: usize = 256 << 10;
 /// More than there are in any namespace.
-pub(super) const MOST: usize = 1 << 16;
+const MOST: usize = 1 << 16;
+/// Those that a namespace shows as its own, and that are the whole host's.
+const OF_HOST: [&str; 1] = ["net/netfilter/nf_hooks_lwtunnel"];
 
 /// One setting.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -25,11 +32,23 @@ pub(super) struct Setting {
     /// Its value, as it is read.
     #[prost(string, tag = "2")]
     pub value: String,
+    /// True if a new namespace has it so, too.
+    #[prost(bool, tag = "3")]
+    pub is_default: bool,
 }
 
 impl Setting {
+    /// The highest value that a limit may have.
+    pub fn widest(path: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            value: i32::MAX.to_string(),
+            is_default: false,
+        }
+    }
+
     /// Tells whether its path is one below a folder of `roots`, or one of these.
-    pub fn is_below(&self, roots: &[&str]) -> bool {
+    fn is_below(&self, roots: &[&str]) -> bool {
         let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
         let is_below = |root: &&str| {
             let rest = self.path.strip_prefix(*root);
@@ -39,31 +58,74 @@ impl Setting {
             && roots.iter().any(is_below)
             && self.value.len() <= VALUE_MAX_BYTES
             && !self.path.contains('\0')
+            && !OF_HOST.contains(&&*self.path)
     }
+}
+
+/// Tells whether these are settings below `roots`, in a number that a namespace may have.
+pub(super) fn are_sound(settings: &[Setting], roots: &[&str]) -> bool {
+    settings.len() <= MOST && settings.iter().all(|setting| setting.is_below(roots))
 }
 
 fn file(path: &str) -> PathBuf {
     PathBuf::from(sys::procfs::path(format_args!("sys/{path}")))
 }
 
-/// Reads what `path` below /proc/sys has, a file or a folder, in the order of the paths: what can
-/// be written, as nothing else can be given to a new namespace. A file that cannot be read has no
-/// value now.
+/// The value of a setting; none of one that has no value yet. The kernel gives some values in one
+/// read alone: it takes the next for the end.
+fn value(path: &str) -> io::Result<Option<String>> {
+    let mut room = vec![0; VALUE_MAX_BYTES + 1];
+    let read = File::open(file(path)).and_then(|mut file| file.read(&mut room));
+    match read {
+        Ok(bytes) if bytes > VALUE_MAX_BYTES => Err(Errno::OVERFLOW.into()),
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&room[..bytes]);
+            Ok(Some(text.trim_end().to_owned()))
+        }
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::IO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads what `roots` below /proc/sys have, files or folders, in the namespace that this process is
+/// in, and which of it a new namespace of the kind `flag` has as well: what can be written, as
+/// nothing else can be given to a new one.
 ///
 /// # Errors
-/// [`Error::Kernel`] for a folder that cannot be listed.
-pub(super) fn read(path: &str) -> Result<Vec<Setting>> {
+/// [`Error::Kernel`] for what cannot be read, or where no namespace can be made.
+pub(super) fn read(roots: &[&str], flag: libc::c_int) -> Result<Vec<Setting>> {
+    let mut all = read_here(roots)?;
+    let fresh = std::thread::scope(|scope| {
+        let fresh = scope.spawn(|| {
+            let made = sys::world::unshare(flag);
+            made.map_err(|e| Error::kernel("cannot make a namespace to compare with", e))?;
+            read_here(roots)
+        });
+        let fresh = fresh.join();
+        fresh.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    let fresh = fresh.iter().map(|one| (&*one.path, &*one.value));
+    let fresh = fresh.collect::<HashMap<_, _>>();
+    for setting in &mut all {
+        setting.is_default = fresh.get(&*setting.path) == Some(&&*setting.value);
+    }
+    Ok(all)
+}
+
+fn read_here(roots: &[&str]) -> Result<Vec<Setting>> {
     let mut all = Vec::new();
-    read_into(path, &mut all)?;
+    for root in roots {
+        read_into(root, &mut all)?;
+    }
     all.sort_by(|one: &Setting, other| one.path.cmp(&other.path));
     Ok(all)
 }
 
 fn read_into(path: &str, all: &mut Vec<Setting>) -> Result<()> {
     let own = file(path);
-    let failed = |error| Error::kernel(format!("cannot look at /proc/sys/{path}"), error);
+    let failed = |error| Error::kernel(format!("cannot read /proc/sys/{path}"), error);
     let found = match own.metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found.map_err(failed)?,
     };
     if found.is_dir() {
@@ -74,52 +136,80 @@ fn read_into(path: &str, all: &mut Vec<Setting>) -> Result<()> {
         return Ok(());
     }
     const FOR_ROOT: u32 = 0o600;
-    if found.permissions().mode() & FOR_ROOT != FOR_ROOT {
+    let is_writable = found.permissions().mode() & FOR_ROOT == FOR_ROOT;
+    if !is_writable || OF_HOST.contains(&path) {
         return Ok(());
     }
-    if let Ok(value) = fs::read_to_string(&own) {
+    if let Some(value) = value(path).map_err(failed)? {
         all.push(Setting {
             path: path.to_owned(),
-            value: value.trim_end().to_owned(),
+            value,
+            is_default: false,
         });
     }
     Ok(())
 }
 
-/// Sets those that differ in the namespace that this process is in.
+/// Sets those that differ in the namespace that this process is in, until none does: some change
+/// others, and some are only taken when others are set.
 ///
 /// # Errors
-/// [`Error::Mismatch`] for one that this kernel does not have; [`Error::Kernel`] for one that does
-/// not take its value.
+/// [`Error::Mismatch`] for one that this kernel does not have, or that does not stay;
+/// [`Error::Kernel`] for one that does not take its value. One that was as in a new namespace may
+/// be missing, and stays as it is where it takes no value.
 pub(super) fn apply(settings: &[Setting]) -> Result<()> {
-    for Setting { path, value } in settings {
-        let own = file(path);
-        let present = match fs::read_to_string(&own) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(missing(path));
+    const PASSES: usize = 10;
+    for pass in 1.. {
+        let mut failed = None;
+        for setting in settings {
+            match set(setting) {
+                Ok(false) => {}
+                Ok(true) => failed = failed.or(Some((setting, None))),
+                Err(error) => failed = Some((setting, Some(error))),
             }
-            // One that has no value yet cannot be read.
-            present => present.unwrap_or_default(),
-        };
-        if present.trim_end() != value {
-            write(&own, value).map_err(|error| {
-                let doing = format!("cannot set /proc/sys/{path} to {value:?}");
-                Error::kernel(doing, error)
-            })?;
         }
+        let Some((setting, error)) = failed else {
+            return Ok(());
+        };
+        if pass < PASSES {
+            continue;
+        }
+        let Setting { path, value, .. } = setting;
+        return Err(match error {
+            Some(error) if error.kind() == io::ErrorKind::NotFound => Error::Mismatch {
+                what: format!("the setting {path} of the tree's namespace is missing"),
+            },
+            Some(error) => {
+                Error::kernel(format!("cannot set /proc/sys/{path} to {value:?}"), error)
+            }
+            None => Error::Mismatch {
+                what: format!("the setting {path} of the tree's namespace does not stay {value:?}"),
+            },
+        });
     }
-    Ok(())
+    unreachable!("the last pass returns")
 }
 
-fn missing(path: &str) -> Error {
-    Error::Mismatch {
-        what: format!("the setting {path} of the tree's namespace is missing"),
+/// Sets one that differs, and tells whether it did.
+fn set(setting: &Setting) -> io::Result<bool> {
+    let Setting { path, value, .. } = setting;
+    let present = match self::value(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && setting.is_default => {
+            return Ok(false);
+        }
+        present => present?.unwrap_or_default(),
+    };
+    if present == *value {
+        return Ok(false);
     }
-}
-
-/// Writes a value in one call: of two, the kernel takes each for a whole one.
-fn write(path: &Path, value: &str) -> std::io::Result<()> {
-    fs::write(path, format!("{value}\n"))
+    // In one call: of two, the kernel takes each for a whole value.
+    match fs::write(file(path), format!("{value}\n")) {
+        Err(error) if setting.is_default => {
+            log::info!("setting {path} stays {present:?}: {error}");
+            Ok(false)
+        }
+        written => written.map(|()| true),
+    }
 }
 
 #[cfg(test)]
@@ -131,6 +221,7 @@ mod tests {
         let setting = |path: &str| Setting {
             path: path.to_owned(),
             value: String::new(),
+            is_default: false,
         };
         for (path, is_below) in [
             ("net/ipv4/ip_forward", true),
@@ -147,12 +238,84 @@ mod tests {
                 "{path}"
             );
         }
-        let all = read("net").expect("it is there");
+        let all = read_here(&["net"]).expect("it is there");
         assert!(
             all.iter()
                 .any(|one| one.path == "net/ipv4/conf/lo/forwarding")
         );
-        assert!(all.iter().all(|one| one.is_below(&["net"])));
-        assert!(read("net/nothing").expect("nothing").is_empty());
+        assert!(are_sound(&all, &["net"]));
+        assert!(read_here(&["net/nothing"]).expect("nothing").is_empty());
+        assert!(!are_sound(&[setting(OF_HOST[0])], &["net"]));
+    }
+
+    /// Calls `f` in a network namespace of its own.
+    fn elsewhere<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                sys::world::unshare(libc::CLONE_NEWNET).expect("a namespace");
+                f()
+            });
+            made.join().expect("no panic")
+        })
+    }
+
+    /// What a new namespace has, where these were set in that order, once it was applied to another
+    /// new one.
+    fn moved(set: &[(&str, &str)]) -> (Vec<Setting>, Vec<Setting>) {
+        let before = elsewhere(|| {
+            for (path, value) in set {
+                fs::write(file(path), value).expect("it is set");
+            }
+            read(&["net"], libc::CLONE_NEWNET).expect("it is read")
+        });
+        let after = elsewhere(|| {
+            apply(&before).expect("they are taken");
+            read(&["net"], libc::CLONE_NEWNET).expect("it is read")
+        });
+        (before, after)
+    }
+
+    #[test]
+    fn settings_that_change_each_other_come_back() {
+        testkit::needs_root!();
+        let ports = (0..200).map(|port| (1000 + 2 * port).to_string());
+        let ports = ports.collect::<Vec<_>>().join(",");
+        for set in [
+            &[][..],
+            &[("net/ipv4/ip_local_reserved_ports", &*ports)],
+            // Forwarding switches redirects off.
+            &[
+                ("net/ipv4/conf/all/forwarding", "1"),
+                ("net/ipv4/conf/all/accept_redirects", "1"),
+                ("net/ipv4/conf/lo/accept_redirects", "1"),
+            ],
+            // The one is only taken once the other is set.
+            &[
+                ("net/ipv4/ip_unprivileged_port_start", "0"),
+                ("net/ipv4/ip_local_port_range", "500\t60000"),
+            ],
+        ] {
+            let (before, after) = moved(set);
+            assert_eq!(before, after);
+            let changed = before.iter().filter(|setting| !setting.is_default);
+            let changed = changed.map(|setting| &*setting.path).collect::<Vec<_>>();
+            for (path, value) in set {
+                let found = before.iter().find(|setting| setting.path == *path);
+                assert_eq!(found.expect("it is there").value, *value);
+            }
+            assert_eq!(changed.is_empty(), set.is_empty(), "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn setting_that_is_missing_is_refused_unless_it_is_usual() {
+        let setting = |is_default| Setting {
+            path: "net/ipv4/no_such_setting".to_owned(),
+            value: "1".to_owned(),
+            is_default,
+        };
+        apply(&[setting(true)]).expect("nothing is lost");
+        let error = apply(&[setting(false)]).expect_err("it is lost");
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
     }
 }

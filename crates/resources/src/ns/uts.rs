@@ -68,7 +68,7 @@ mod tests {
     fn names_are_those_of_the_host_and_fit() {
         let tree = Tree {
             root: 1,
-            links: &[],
+            tasks: &[],
         };
         let record = Uts::dump(&tree, &mut Vec::new()).expect("it is read");
         let own = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("it is there");

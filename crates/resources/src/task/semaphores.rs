@@ -138,6 +138,12 @@ impl Part for Semaphores {
     }
 }
 
+/// Tells whether a process has what is undone to semaphores, and the kernel does not tell what.
+pub(crate) fn is_untold(pid: i32) -> bool {
+    let process = Process::living(pid);
+    has_list(&process).unwrap_or(true) && look(&process).is_err()
+}
+
 /// What a restored process takes back of a semaphore, as the dump's end has undone it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Debt {

@@ -179,7 +179,7 @@ impl Kind for IoUring {
     fn check_last(open: &Open<'_>, record: &Record) -> Result<()> {
         match seen::look(kernel_for(open)?, open.own()?) {
             Ok(Err(Hindrance::Passing(why))) => Err(passing(open, &why)),
-            Ok(Ok(seen)) if record.takes_something() && record.have_ended(&seen) => {
+            Ok(Ok(seen)) if record.has_taken(&seen) => {
                 Err(passing(open, "a request has just ended"))
             }
             Ok(_) => Ok(()),

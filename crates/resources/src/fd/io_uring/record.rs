@@ -106,14 +106,14 @@ impl BufferSlot {
 }
 
 impl Record {
-    /// Tells whether there are requests that take something from their files.
-    pub(super) fn takes_something(&self) -> bool {
-        self.requests.iter().any(Request::takes)
-    }
-
-    /// Tells whether some of the requests have ended since, or have one completion more.
-    pub(super) fn have_ended(&self, now: &Seen) -> bool {
-        now.cq_tail != self.cq_tail || now.waiting.len() != self.requests.len()
+    /// Tells whether a request that takes something from its file has ended since, or may have had
+    /// a completion.
+    pub(super) fn has_taken(&self, now: &Seen) -> bool {
+        let then = self.requests.iter().filter(|request| request.takes());
+        let now_waiting = now.waiting.iter().map(|waiting| &waiting.request);
+        let is_one_less = now_waiting.filter(|one| one.takes()).count() != then.count();
+        let goes_on = self.requests.iter().any(Request::accepts_more);
+        is_one_less || goes_on && now.cq_tail != self.cq_tail
     }
 
     /// What no ring has, if the record claims such a thing.

@@ -68,6 +68,7 @@ pub(super) mod receive {
 
 /// Flags of requests to accept.
 pub(super) mod accept {
+    pub const MULTISHOT: u32 = 1 << 0;
     pub const KEPT: u32 = 0b111;
 }
 
@@ -125,6 +126,11 @@ impl Request {
     /// Whether it is a timeout of its own, or of the request before it.
     pub fn is_timed(&self) -> bool {
         matches!(self.opcode, operation::TIMEOUT | operation::LINK_TIMEOUT)
+    }
+
+    /// Tells whether it goes on accepting connections.
+    pub fn accepts_more(&self) -> bool {
+        self.opcode == operation::ACCEPT && self.options & accept::MULTISHOT != 0
     }
 
     /// Tells whether its end takes data or a connection from its file.

@@ -290,6 +290,8 @@ impl Interface {
         settings::apply(name, &self.settings);
         self.set_link(name, index, &fresh)?;
         once_set()?;
+        // The others of a network go with its first address.
+        network::remove_others(&self.addresses, index).map_err(fails("take addresses from it"))?;
         network::apply(List::Addresses, &self.addresses, index)
             .map_err(fails("give it its addresses"))?;
         settings::apply_last(name, &self.settings);
@@ -337,7 +339,7 @@ impl Interface {
 
     /// Refuses what no dump writes.
     pub(crate) fn check(&self) -> Result<()> {
-        let corrupt = |what| Err(Error::corrupt("tun device", what));
+        let corrupt = |what| Err(Error::corrupt("network interface", what));
         let hardware = [&self.address, &self.broadcast];
         if hardware.iter().any(|one| one.len() > ADDRESS_MAX_BYTES) {
             return corrupt("has too long an address");

@@ -277,10 +277,12 @@ pub(super) fn apply(list: List, entries: &[Entry], index: u32) -> io::Result<()>
 
 /// Takes addresses away that the kernel has added by itself.
 pub(super) fn remove_others(entries: &[Entry], index: u32) -> io::Result<()> {
+    /// Where the head of an address has the length of its network's part.
+    const PREFIX: usize = 1;
     let address = |entry: &Entry| {
         let mut all = entry.attributes.iter();
         let found = all.find(|one| one.kind == u32::from(IFA_ADDRESS));
-        found.map(|one| one.data.clone())
+        (entry.head[PREFIX], found.map(|one| one.data.clone()))
     };
     for other in read(List::Addresses, index)? {
         if entries

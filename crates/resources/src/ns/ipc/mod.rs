@@ -5,15 +5,15 @@
 //!   /proc/sys/fs/mqueue), its System V semaphores and message queues with their contents, System V
 //!   shared memory that tasks have attached, and POSIX message queues that tasks have open; not who
 //!   used a semaphore or a queue last, and when.
-//! - Refused: "System V shared memory …, which nobody has attached"; "message queue …, which nobody
-//!   has open".
+//! - Refused: "System V shared memory …, which nobody has attached"; "message queue /…, which
+//!   nobody has open"; "System V semaphores of which the kernel does not tell what is undone".
 //! - CRIU 4.2: kept, with all objects.
 
 mod object;
 mod queues;
 mod semaphores;
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use self::object::File;
@@ -22,6 +22,7 @@ use self::semaphores::SemaphoreSet;
 use super::kind::{FIRST_TAG, Kind, Tree, record_name};
 use super::settings::{self, Setting};
 use crate::task::PartState;
+use crate::task::semaphores::is_untold;
 use crate::{Error, Result};
 
 /// Its limits, below /proc/sys.
@@ -64,29 +65,25 @@ impl Kind for Ipc {
             let what = format!("System V shared memory {id}, which nobody has attached,");
             refused.push(tree.unsupported(what));
         }
-        for queue in names()? {
-            let path = format!("/{queue}");
-            let mut links = tree.links.iter().flatten();
-            if !links.any(|link| link.target == path.as_bytes()) {
-                let what = format!("message queue {path}, which nobody has open,");
-                refused.push(tree.unsupported(what));
-            }
+        for queue in named_queues()?.iter().filter(|queue| !queue.is_open(tree)) {
+            let what = format!("message queue /{}, which nobody has open,", queue.name);
+            refused.push(tree.unsupported(what));
         }
-        let mut record = Record {
-            settings: Vec::new(),
-            sets: semaphores::read()?,
+        let sets = semaphores::read()?;
+        if !sets.is_empty() && tree.tasks.iter().any(|task| is_untold(task.pid)) {
+            let what = "System V semaphores of which the kernel does not tell what is undone";
+            refused.push(tree.unsupported(what));
+        }
+        Ok(Record {
+            settings: settings::read(&SETTINGS, Self::FLAG)?,
+            sets,
             queues: queues::read()?,
-        };
-        for path in SETTINGS {
-            record.settings.extend(settings::read(path)?);
-        }
-        Ok(record)
+        })
     }
 
     fn check(record: &Record) -> Result<()> {
         let corrupt = |what| Err(Error::corrupt(record_name(Self::NAME), what));
-        let is_sound = |setting: &Setting| setting.is_below(&SETTINGS);
-        if record.settings.len() > settings::MOST || !record.settings.iter().all(is_sound) {
+        if !settings::are_sound(&record.settings, &SETTINGS) {
             return corrupt("has no such limit");
         }
         let sets = record.sets.iter().all(SemaphoreSet::is_sound);
@@ -97,10 +94,15 @@ impl Kind for Ipc {
     }
 
     fn restore(record: &Record, parts: &[&dyn PartState]) -> Result<()> {
-        settings::apply(&record.settings)?;
         let mut sets = record.sets.iter();
         sets.try_for_each(|set| set.restore(parts))?;
-        record.queues.iter().try_for_each(MessageQueue::restore)
+        if !record.queues.is_empty() {
+            // Limits that were lowered later do not hold for what was there.
+            let widest = ["kernel/msgmax", "kernel/msgmnb"].map(Setting::widest);
+            settings::apply(&widest)?;
+            record.queues.iter().try_for_each(MessageQueue::restore)?;
+        }
+        settings::apply(&record.settings)
     }
 
     fn describe(record: &Record) -> String {
@@ -110,30 +112,55 @@ impl Kind for Ipc {
     }
 }
 
-/// The names of the message queues.
-fn names() -> Result<Vec<String>> {
+/// A POSIX message queue that has a name.
+struct NamedQueue {
+    name: String,
+    device: u64,
+    inode: u64,
+}
+
+impl NamedQueue {
+    /// Tells whether a task of the tree has it open.
+    fn is_open(&self, tree: &Tree<'_>) -> bool {
+        let is_it = |path: String| {
+            let stat = rustix::fs::stat(path);
+            stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
+        };
+        tree.tasks.iter().any(|task| {
+            let ours = task.links.iter();
+            let mut ours = ours.filter(|link| link.target.ends_with(self.name.as_bytes()));
+            let path = |fd| sys::procfs::path(format_args!("{}/fd/{fd}", task.pid));
+            ours.any(|link| is_it(path(link.fd)))
+        })
+    }
+}
+
+/// The message queues that have names.
+fn named_queues() -> Result<Vec<NamedQueue>> {
     let failed = |errno| Error::kernel("cannot list the message queues", errno);
     let mounted = fsopen("mqueue", FsOpenFlags::FSOPEN_CLOEXEC).and_then(|files| {
         fsconfig_create(&files)?;
-        fsmount(
-            &files,
-            FsMountFlags::FSMOUNT_CLOEXEC,
-            MountAttrFlags::empty(),
-        )
+        let none = MountAttrFlags::empty();
+        fsmount(&files, FsMountFlags::FSMOUNT_CLOEXEC, none)
     });
     let mounted = mounted.map_err(failed)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = openat(&mounted, ".", flags, Mode::empty()).map_err(failed)?;
-    let entries = rustix::fs::Dir::new(folder).map_err(failed)?;
-    let mut names = Vec::new();
-    for entry in entries {
+    let mut queues = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        let name = entry.file_name().to_string_lossy();
-        if name != "." && name != ".." {
-            names.push(name.into_owned());
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
         }
+        let stat = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+        queues.push(NamedQueue {
+            name: name.to_string_lossy().into_owned(),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        });
     }
-    Ok(names)
+    Ok(queues)
 }
 
 #[cfg(test)]
@@ -145,7 +172,7 @@ mod tests {
         testkit::needs_root!();
         let tree = Tree {
             root: 1,
-            links: &[],
+            tasks: &[],
         };
         let record = Ipc::dump(&tree, &mut Vec::new()).expect("it is read");
         let has = |path: &str| record.settings.iter().any(|one| one.path == path);
@@ -154,6 +181,7 @@ mod tests {
         let setting = Setting {
             path: "kernel/core_pattern".to_owned(),
             value: "|/x".to_owned(),
+            is_default: false,
         };
         let forged = Record {
             settings: vec![setting],

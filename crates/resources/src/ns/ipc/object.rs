@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind};
 
-use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
+use sys::identity::as_user;
 
 use crate::{Error, Result};
 
@@ -100,30 +100,18 @@ impl File {
     }
 
     /// Makes an object by `make`, as the user that made it before: it gets its number.
-    pub fn create(self, object: &Object, make: impl FnOnce() -> io::Result<i32>) -> io::Result<()> {
+    pub fn create(
+        self,
+        object: &Object,
+        make: impl FnOnce() -> io::Result<i32> + Send,
+    ) -> io::Result<()> {
         let file = format!("sys/kernel/{}_next_id", self.name());
         sys::procfs::write(&file, object.id.to_string())?;
-        match as_maker(object, make)? {
+        match as_user(object.maker_uid, object.maker_gid, make)? {
             id if id == object.id => Ok(()),
             id => Err(io::Error::other(format!("it got the number {id}"))),
         }
     }
-}
-
-/// Has `make` make an object for the user that made it before.
-fn as_maker(object: &Object, make: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
-    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-    let [maker, group] = [object.maker_uid, object.maker_gid];
-    if (maker, group) == (uid.as_raw(), gid.as_raw()) {
-        return make();
-    }
-    let real = (rustix::process::getuid(), rustix::process::getgid());
-    set_thread_res_gid(real.1, Gid::from_raw(group), gid)?;
-    let made = set_thread_res_uid(real.0, Uid::from_raw(maker), uid);
-    let made = made.map_err(io::Error::from).and_then(|()| make());
-    set_thread_res_uid(real.0, uid, uid)?;
-    set_thread_res_gid(real.1, gid, gid)?;
-    made
 }
 
 impl Object {

@@ -64,10 +64,6 @@ impl MessageQueue {
         } = self.object;
         let made = File::Queues.create(&self.object, || msg::create(key, mode));
         let made = made.and_then(|()| {
-            let fresh = msg::room_bytes(id)?;
-            if self.room_bytes > fresh {
-                msg::give(id, uid, gid, mode, self.room_bytes)?;
-            }
             for Message { kind, bytes } in &self.messages {
                 let (kind, bytes) = (*kind, bytes.clone());
                 msg::send(id, &msg::Message { kind, bytes })?;

@@ -43,8 +43,8 @@ impl SemaphoreSet {
 
     /// The values that they have while the processes with `debts` are away.
     fn given_back(&self, debts: &[Debt]) -> Option<Vec<u16>> {
-        let mut values = self.values.iter().map(|value| i64::from(*value));
-        let mut values = values.by_ref().collect::<Vec<_>>();
+        let values = self.values.iter().map(|value| i64::from(*value));
+        let mut values = values.collect::<Vec<_>>();
         for debt in debts.iter().filter(|debt| debt.set == self.object.id) {
             *values.get_mut(debt.semaphore)? += debt.value;
         }
