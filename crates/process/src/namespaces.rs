@@ -245,6 +245,8 @@ fn enter(mut side: Side, root: Pid, own: OwnNamespaces, entered: &[File]) -> Res
         if own.pids {
             check_procfs(root)?;
         }
+        let mut kinds = ns::KINDS.iter().filter(|kind| kind.flag() & own.flags != 0);
+        kinds.try_for_each(|kind| kind.prepare())?;
         inner.root = Some(root);
         inner.own = own;
     }

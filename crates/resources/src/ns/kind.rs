@@ -47,6 +47,14 @@ pub trait Kind: Sync + 'static {
     /// Its flag of unshare(2).
     const FLAG: libc::c_int;
 
+    /// Finds out what takes long, before a tree is stopped whose namespace this process is in.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    fn prepare() -> Result<()> {
+        Ok(())
+    }
+
     /// Looks at the namespace that this process is in, which is that of `tree`. What is not saved
     /// of it is added to `refused`.
     ///
@@ -79,6 +87,11 @@ pub trait ErasedKind: Sync {
     fn name(&self) -> &'static str;
     /// See [`Kind::FLAG`].
     fn flag(&self) -> libc::c_int;
+    /// See [`Kind::prepare`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::prepare`].
+    fn prepare(&self) -> Result<()>;
     /// See [`Kind::dump`]; gives the payload of the record.
     ///
     /// # Errors
@@ -102,6 +115,10 @@ impl<K: Kind> ErasedKind for K {
 
     fn flag(&self) -> libc::c_int {
         K::FLAG
+    }
+
+    fn prepare(&self) -> Result<()> {
+        <K as Kind>::prepare()
     }
 
     fn dump(&self, tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Vec<u8>> {

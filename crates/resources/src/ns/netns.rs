@@ -13,13 +13,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use sys::bpf_map::{NETWORK_HOOKS, attached_to_network};
 use sys::netlink::{Batch, DUMP, Message, Netlink, REQUEST, attributes};
 
 use super::kind::{FIRST_TAG, Kind, Tree, record_name};
-use super::settings::{self, Setting};
+use super::settings::{self, Fresh, Setting};
 use crate::fd::tcp::lock;
 use crate::fd::tun::{self, ForeignRoute, Interface};
 use crate::task::PartState;
@@ -54,6 +55,8 @@ const RTM_GETNEXTHOP: u16 = 106;
 const XFRM_MSG_GETSA: u16 = 0x12;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
 
+const FLAG: libc::c_int = libc::CLONE_NEWNET;
+
 /// See the file.
 pub struct Net;
 
@@ -71,7 +74,11 @@ impl Kind for Net {
     type Record = Record;
     const TAG: u16 = FIRST_TAG + 2;
     const NAME: &'static str = "net";
-    const FLAG: libc::c_int = libc::CLONE_NEWNET;
+    const FLAG: libc::c_int = FLAG;
+
+    fn prepare() -> Result<()> {
+        usual().map(drop)
+    }
 
     fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> {
         let found = foreign().map_err(failed)?;
@@ -79,7 +86,7 @@ impl Kind for Net {
         let (mut loopback, _) = Interface::read(LOOPBACK)?;
         // They are among the others.
         loopback.settings.clear();
-        let mut settings = settings::read(&SETTINGS, Self::FLAG)?;
+        let mut settings = settings::read(&SETTINGS, usual()?)?;
         settings.retain(|setting| is_kept(&setting.path));
         Ok(Record {
             loopback: Some(loopback),
@@ -112,6 +119,16 @@ impl Kind for Net {
         };
         format!("loopback {state}, {} settings", record.settings.len())
     }
+}
+
+/// The settings of a new namespace, found out once.
+fn usual() -> Result<&'static Fresh> {
+    static USUAL: OnceLock<Fresh> = OnceLock::new();
+    if let Some(usual) = USUAL.get() {
+        return Ok(usual);
+    }
+    let usual = settings::fresh(&SETTINGS, FLAG)?;
+    Ok(USUAL.get_or_init(|| usual))
 }
 
 fn failed(error: io::Error) -> Error {

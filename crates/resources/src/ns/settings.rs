@@ -71,11 +71,15 @@ fn file(path: &str) -> PathBuf {
     PathBuf::from(sys::procfs::path(format_args!("sys/{path}")))
 }
 
-/// The value of a setting; none of one that has no value yet. The kernel gives some values in one
-/// read alone: it takes the next for the end.
-fn value(path: &str) -> io::Result<Option<String>> {
-    let mut room = vec![0; VALUE_MAX_BYTES + 1];
-    let read = File::open(file(path)).and_then(|mut file| file.read(&mut room));
+/// Room for a value and one byte.
+fn room() -> Vec<u8> {
+    vec![0; VALUE_MAX_BYTES + 1]
+}
+
+/// The value of a setting, by way of the `room`; none of one that has no value yet. The kernel
+/// gives some values in one read alone: it takes the next for the end.
+fn value(path: &str, room: &mut [u8]) -> io::Result<Option<String>> {
+    let read = File::open(file(path)).and_then(|mut file| file.read(room));
     match read {
         Ok(bytes) if bytes > VALUE_MAX_BYTES => Err(Errno::OVERFLOW.into()),
         Ok(bytes) => {
@@ -87,14 +91,14 @@ fn value(path: &str) -> io::Result<Option<String>> {
     }
 }
 
-/// Reads what `roots` below /proc/sys have, files or folders, in the namespace that this process is
-/// in, and which of it a new namespace of the kind `flag` has as well: what can be written, as
-/// nothing else can be given to a new one.
+/// The settings of a new namespace, by their paths.
+pub(super) type Fresh = HashMap<String, String>;
+
+/// Reads what `roots` below /proc/sys have in a new namespace of the kind `flag`.
 ///
 /// # Errors
 /// [`Error::Kernel`] for what cannot be read, or where no namespace can be made.
-pub(super) fn read(roots: &[&str], flag: libc::c_int) -> Result<Vec<Setting>> {
-    let mut all = read_here(roots)?;
+pub(super) fn fresh(roots: &[&str], flag: libc::c_int) -> Result<Fresh> {
     let fresh = std::thread::scope(|scope| {
         let fresh = scope.spawn(|| {
             let made = sys::world::unshare(flag);
@@ -104,24 +108,33 @@ pub(super) fn read(roots: &[&str], flag: libc::c_int) -> Result<Vec<Setting>> {
         let fresh = fresh.join();
         fresh.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
-    let fresh = fresh.iter().map(|one| (&*one.path, &*one.value));
-    let fresh = fresh.collect::<HashMap<_, _>>();
+    Ok(fresh.into_iter().map(|one| (one.path, one.value)).collect())
+}
+
+/// Reads what `roots` below /proc/sys have, files or folders, in the namespace that this process is
+/// in, and which of it a `fresh` one has as well: what can be written, as nothing else can be given
+/// to a new one.
+///
+/// # Errors
+/// [`Error::Kernel`] for what cannot be read.
+pub(super) fn read(roots: &[&str], fresh: &Fresh) -> Result<Vec<Setting>> {
+    let mut all = read_here(roots)?;
     for setting in &mut all {
-        setting.is_default = fresh.get(&*setting.path) == Some(&&*setting.value);
+        setting.is_default = fresh.get(&setting.path) == Some(&setting.value);
     }
     Ok(all)
 }
 
 fn read_here(roots: &[&str]) -> Result<Vec<Setting>> {
-    let mut all = Vec::new();
+    let (mut all, mut room) = (Vec::new(), room());
     for root in roots {
-        read_into(root, &mut all)?;
+        read_into(root, &mut room, &mut all)?;
     }
     all.sort_by(|one: &Setting, other| one.path.cmp(&other.path));
     Ok(all)
 }
 
-fn read_into(path: &str, all: &mut Vec<Setting>) -> Result<()> {
+fn read_into(path: &str, room: &mut [u8], all: &mut Vec<Setting>) -> Result<()> {
     let own = file(path);
     let failed = |error| Error::kernel(format!("cannot read /proc/sys/{path}"), error);
     let found = match own.metadata() {
@@ -131,7 +144,7 @@ fn read_into(path: &str, all: &mut Vec<Setting>) -> Result<()> {
     if found.is_dir() {
         for entry in own.read_dir().map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
-            read_into(&format!("{path}/{}", name.to_string_lossy()), all)?;
+            read_into(&format!("{path}/{}", name.to_string_lossy()), room, all)?;
         }
         return Ok(());
     }
@@ -140,7 +153,7 @@ fn read_into(path: &str, all: &mut Vec<Setting>) -> Result<()> {
     if !is_writable || OF_HOST.contains(&path) {
         return Ok(());
     }
-    if let Some(value) = value(path).map_err(failed)? {
+    if let Some(value) = value(path, room).map_err(failed)? {
         all.push(Setting {
             path: path.to_owned(),
             value,
@@ -159,10 +172,11 @@ fn read_into(path: &str, all: &mut Vec<Setting>) -> Result<()> {
 /// be missing, and stays as it is where it takes no value.
 pub(super) fn apply(settings: &[Setting]) -> Result<()> {
     const PASSES: usize = 10;
+    let mut room = room();
     for pass in 1.. {
         let mut failed = None;
         for setting in settings {
-            match set(setting) {
+            match set(setting, &mut room) {
                 Ok(false) => {}
                 Ok(true) => failed = failed.or(Some((setting, None))),
                 Err(error) => failed = Some((setting, Some(error))),
@@ -191,9 +205,9 @@ pub(super) fn apply(settings: &[Setting]) -> Result<()> {
 }
 
 /// Sets one that differs, and tells whether it did.
-fn set(setting: &Setting) -> io::Result<bool> {
+fn set(setting: &Setting, room: &mut [u8]) -> io::Result<bool> {
     let Setting { path, value, .. } = setting;
-    let present = match self::value(path) {
+    let present = match self::value(path, room) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && setting.is_default => {
             return Ok(false);
         }
@@ -262,15 +276,16 @@ mod tests {
     /// What a new namespace has, where these were set in that order, once it was applied to another
     /// new one.
     fn moved(set: &[(&str, &str)]) -> (Vec<Setting>, Vec<Setting>) {
+        let usual = fresh(&["net"], libc::CLONE_NEWNET).expect("it is read");
         let before = elsewhere(|| {
             for (path, value) in set {
                 fs::write(file(path), value).expect("it is set");
             }
-            read(&["net"], libc::CLONE_NEWNET).expect("it is read")
+            read(&["net"], &usual).expect("it is read")
         });
         let after = elsewhere(|| {
             apply(&before).expect("they are taken");
-            read(&["net"], libc::CLONE_NEWNET).expect("it is read")
+            read(&["net"], &usual).expect("it is read")
         });
         (before, after)
     }

@@ -13,6 +13,8 @@ mod object;
 mod queues;
 mod semaphores;
 
+use std::sync::OnceLock;
+
 use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
@@ -20,7 +22,7 @@ use self::object::File;
 use self::queues::MessageQueue;
 use self::semaphores::SemaphoreSet;
 use super::kind::{FIRST_TAG, Kind, Tree, record_name};
-use super::settings::{self, Setting};
+use super::settings::{self, Fresh, Setting};
 use crate::task::PartState;
 use crate::task::semaphores::is_untold;
 use crate::{Error, Result};
@@ -37,6 +39,8 @@ const SETTINGS: [&str; 9] = [
     "kernel/shmmax",
     "kernel/shmmni",
 ];
+
+const FLAG: libc::c_int = libc::CLONE_NEWIPC;
 
 /// See the file.
 pub struct Ipc;
@@ -56,7 +60,11 @@ impl Kind for Ipc {
     type Record = Record;
     const TAG: u16 = FIRST_TAG + 1;
     const NAME: &'static str = "ipc";
-    const FLAG: libc::c_int = libc::CLONE_NEWIPC;
+    const FLAG: libc::c_int = FLAG;
+
+    fn prepare() -> Result<()> {
+        usual().map(drop)
+    }
 
     fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> {
         let segments = File::Segments.list()?.into_iter();
@@ -75,7 +83,7 @@ impl Kind for Ipc {
             refused.push(tree.unsupported(what));
         }
         Ok(Record {
-            settings: settings::read(&SETTINGS, Self::FLAG)?,
+            settings: settings::read(&SETTINGS, usual()?)?,
             sets,
             queues: queues::read()?,
         })
@@ -110,6 +118,16 @@ impl Kind for Ipc {
         let (limits, sets, queues) = (limits.len(), sets.len(), queues.len());
         format!("{limits} limits, {sets} sets of semaphores, {queues} message queues")
     }
+}
+
+/// The settings of a new namespace, found out once.
+fn usual() -> Result<&'static Fresh> {
+    static USUAL: OnceLock<Fresh> = OnceLock::new();
+    if let Some(usual) = USUAL.get() {
+        return Ok(usual);
+    }
+    let usual = settings::fresh(&SETTINGS, FLAG)?;
+    Ok(USUAL.get_or_init(|| usual))
 }
 
 /// A POSIX message queue that has a name.
