@@ -185,12 +185,18 @@ fn bring_back_here(
     }
 }
 
-/// Tells whether the root was made and has ended, and its number is only free when this process's
-/// parent, which is to hear of the restore first, has seen that.
+/// Tells whether the root was made and has ended, and its number is only free when the process
+/// outside has seen that, which waits for this one.
 fn is_left_to_parent(origin: Origin<'_>, root: i32) -> bool {
-    let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+    let Origin::Sibling {
+        parent: Some(parent),
+    } = origin
+    else {
+        return false;
+    };
+    let parent = parent.as_raw_nonzero().get();
     let is_it = |stat: sys::proc::Stat| sys::process::has_ended(&stat) && stat.ppid == parent;
-    matches!(origin, Origin::Sibling { .. }) && freeze::stat_of(root).is_some_and(is_it)
+    freeze::stat_of(root).is_some_and(is_it)
 }
 
 /// Refuses an image of another kind of machine.
