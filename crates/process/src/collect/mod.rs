@@ -284,8 +284,10 @@ fn settled(
     }
     let works = has_working || has_mappings;
     if works {
-        // A request that opens a file makes a descriptor.
-        links = descriptors::links(frozen, sharing, how, obstacles)?;
+        if obstacles.is_empty() {
+            // A request that opens a file makes a descriptor.
+            links = descriptors::links(frozen, sharing, how, obstacles)?;
+        }
         (found, vdsos) = look((frozen, &links, sharing), allow, view, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     }
