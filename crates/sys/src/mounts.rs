@@ -123,7 +123,11 @@ mod tests {
         testkit::needs_root!();
         testkit::needs_program!("unshare");
         for (script, expected) in [
-            ("mount -t proc proc /proc; exec sleep 1000", true),
+            (
+                "mount -t proc -o nosuid,nodev,noexec proc /proc; exec sleep 1000",
+                true,
+            ),
+            ("mount -t proc proc /proc; exec sleep 1000", false),
             ("exec sleep 1000", false),
             ("mount -t tmpfs none /mnt; exec sleep 1000", false),
             (
