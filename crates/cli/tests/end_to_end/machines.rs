@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::machine::linux::{self, Emulator, Line, Linux};
-use testkit::wait::{SOON, wait_until};
+use testkit::wait::{SOON, wait_for, wait_until};
 use vm::qemu::Qmp;
 
 /// MiB of the guest's memory.

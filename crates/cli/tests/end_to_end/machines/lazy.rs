@@ -98,8 +98,13 @@ fn a_machine_whose_memory_does_not_come_ends() {
         let name = format!("orphan-{at}");
         let machine = restored_lazily(folder, &base().folder.join("image"), &name);
         std::thread::sleep(Duration::from_millis(10) * at);
+        // The watchdog shows that it is one once it has read who the machine is, which the server
+        // does not wait for.
+        let servers = wait_for("both servers, or none", SOON, || {
+            let servers = servers_of(machine.pid(0));
+            (servers.len() != 1).then_some(servers)
+        });
         // One of them, and the other one is left.
-        let servers = servers_of(machine.pid(0));
         if let Some(server) = servers.get(at as usize % 2) {
             kill(*server);
         }
