@@ -17,9 +17,6 @@ use store::Images;
 
 use crate::{Afterwards, DumpOptions, Error, Result, halt, links};
 
-/// The number of the first process of a pid namespace.
-const INIT: i32 = sys::init::NUMBER;
-
 /// How the tree of a dump is let go.
 pub(crate) struct Ending {
     afterwards: Afterwards,
@@ -191,7 +188,7 @@ fn stop_all(frozen: &Frozen, watchdog: &Watchdog, targets: &[Target]) -> Result<
 /// Kills the tree, all of which has a stop signal waiting.
 fn kill(frozen: Frozen, lock: Option<Lock>, watchdog: &Watchdog, targets: &[Target]) -> Result<()> {
     for Target { pid, .. } in targets {
-        if *pid == INIT {
+        if *pid == sys::init::NUMBER {
             // Nobody in its namespace can kill it. The kernel does when this process ends.
             let bound = sys::ptrace::set_kill_on_exit(*pid, true);
             bound.map_err(|e| Error::kernel("cannot bind process 1 to this one's end", e))?;
@@ -207,7 +204,7 @@ fn kill(frozen: Frozen, lock: Option<Lock>, watchdog: &Watchdog, targets: &[Targ
     // What is left to do here is done while they end, and the watchdog as well.
     let mut ending = Vec::new();
     for task in frozen.tasks {
-        let is_init = task.pid() == INIT;
+        let is_init = task.pid() == sys::init::NUMBER;
         let tids = forget(task);
         // Those of process 1 stand until this process ends.
         ending.extend(tids.into_iter().filter(|_| !is_init));

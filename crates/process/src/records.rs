@@ -303,6 +303,12 @@ impl<'a> Saved<'a> {
         }
     }
 
+    /// Gives the tree's namespaces, in which this process is, what was in the way of its objects.
+    pub fn finish_namespaces(&self) -> Result<()> {
+        let mut all = self.namespaces.iter();
+        Ok(all.try_for_each(|namespace| namespace.finish())?)
+    }
+
     /// The kinds of its namespaces, as flags of unshare(2).
     pub fn namespace_flags(&self) -> i32 {
         let all = self.namespaces.iter();

@@ -281,6 +281,7 @@ fn bring_back(
     running.write_outside()?;
     running.call(saved, &pool)?;
     running.give_registers(saved, image.processor.as_ref())?;
+    saved.finish_namespaces()?;
     announce(observer, Stage::PreResume, root_pid)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();
     job.as_mut().map(Job::give).transpose()?;

@@ -40,7 +40,8 @@ pub fn room_bytes(queue: i32) -> io::Result<u64> {
 /// The messages of a queue, which stay there.
 ///
 /// # Errors
-/// As msgrcv(2): `ENOSYS` where the kernel cannot copy messages (`MSG_COPY`).
+/// As msgrcv(2): `ENOSYS` where the kernel cannot copy messages (`MSG_COPY`), `EINVAL` for one that
+/// is longer than kernel.msgmax.
 pub fn peek(queue: i32) -> io::Result<Vec<Message>> {
     const MSG_COPY: libc::c_int = 0o40000;
     let told = stat(queue)?;

@@ -118,6 +118,13 @@ pub fn attributes(payload: &[u8], fixed_bytes: usize) -> impl Iterator<Item = (u
     })
 }
 
+/// The number that a payload or an attribute begins with; 0 for one that is too short.
+#[must_use]
+pub fn word(data: &[u8]) -> u32 {
+    let bytes = data.get(..4).and_then(|four| four.try_into().ok());
+    bytes.map_or(0, u32::from_ne_bytes)
+}
+
 /// A netlink socket.
 #[derive(Debug)]
 pub struct Netlink {

@@ -150,13 +150,7 @@ impl Set {
     /// # Errors
     /// As semget(2): `ENOSPC`.
     pub fn new(count: i32) -> io::Result<Self> {
-        let flags = libc::IPC_CREAT | libc::IPC_EXCL | 0o600;
-        // SAFETY: the call takes no pointers.
-        let set = unsafe { libc::semget(libc::IPC_PRIVATE, count, flags) };
-        if set < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self(set))
+        create(libc::IPC_PRIVATE, count, 0o600).map(Self)
     }
 
     /// Its number (semid).

@@ -11,7 +11,7 @@ use testkit::stillframe::Stillframe;
 use testkit::wait::{SOON, wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::stillframe;
+use crate::{refusing_script, stillframe};
 
 /// Names a host, limits objects, has the loopback up with an address of its own, and talks to its
 /// child by TCP, with a socket that listens, one of an abstract name, and System V shared memory
@@ -29,8 +29,10 @@ if "uts" in kinds:
     write("/proc/sys/kernel/hostname", "resident")
     write("/proc/sys/kernel/domainname", "of.nowhere")
 if "ipc" in kinds:
-    write("/proc/sys/kernel/shmmni", "777")
-    write("/proc/sys/fs/mqueue/msg_max", "33")
+    write("/proc/sys/fs/mqueue/msg_max", "40")
+    attributes = (ctypes.c_long * 8)(0, 35, 64)
+    named = libc.mq_open(b"/resident", os.O_CREAT | os.O_RDWR, 0o600, attributes)
+    libc.mq_send(named, b"named", 5, 3)
     os.setegid(65534)
     os.seteuid(65533)
     segment = libc.shmget(0x51f, 8192, 0o1640)
@@ -51,6 +53,12 @@ if "ipc" in kinds:
     os.seteuid(0)
     for kind, text in (4, b"first"), (2, b""), (9, b"third" * 100):
         libc.msgsnd(queue, kind.to_bytes(8, "little") + text, len(text), 0)
+    # Limits that what is there is beyond.
+    for path, value in (
+        ("fs/mqueue/msg_max", "33"), ("kernel/sem", "2\t32000\t100\t128"), ("kernel/shmmax", "4096"),
+        ("kernel/msgmax", "600"), ("kernel/msgmnb", "450"), ("kernel/shmmni", "777"),
+    ):
+        write("/proc/sys/" + path, value)
 address = "127.0.0.1"
 if "net" in kinds:
     for words in (
@@ -81,7 +89,10 @@ while True:
     peer.send(b"%d" % number)
     number = int(peer.recv(16))
     told = [socket.gethostname()]
-    for path in "kernel/domainname", "kernel/shmmni", "fs/mqueue/msg_max":
+    for path in (
+        "kernel/domainname", "kernel/shmmni", "kernel/shmmax", "kernel/sem", "kernel/msgmax",
+        "kernel/msgmnb", "fs/mqueue/msg_max",
+    ):
         told.append(read("/proc/sys/" + path))
     for path in "ip_forward", "ip_local_port_range":
         told.append(read("/proc/sys/net/ipv4/" + path))
@@ -96,6 +107,8 @@ while True:
         told.append(str([row.split()[:4] + row.split()[7:11] for row in rows]))
         told.append(str(libc.shmget(0x51f, 8192, 0) == segment))
         told.append(str([libc.semctl(own, one, 12) for one in range(3)]))
+        libc.mq_getattr(named, attributes)
+        told.append(str(list(attributes)[:4]))
         for name, columns in ("sem", range(8)), ("msg", [0, 1, 2, 3, 4, 7, 8, 9, 10]):
             rows = read("/proc/sysvipc/" + name).split("\n")[1:]
             told.append(str([[row.split()[one] for one in columns] for row in rows]))
@@ -148,7 +161,7 @@ macro_rules! ours {
     }};
 }
 
-/// What the program tells next.
+/// The program's next report.
 #[track_caller]
 fn told(folder: &Path) -> String {
     let path = folder.join("told");
@@ -304,6 +317,13 @@ fn what_namespaces_have_besides_is_refused_by_name() {
             "ipc",
             "ipcmk -M 4096",
             &["System V shared memory 0, which nobody has attached,"],
+        ),
+        (
+            "ipc",
+            "python3 -c 'import ctypes as c; l = c.CDLL(None); q = l.msgget(0, 0o600)\n\
+             exit(l.msgsnd(q, b\"1234567\\0\" + b\"x\" * 100, 100, 0))'; \
+             echo 99 >/proc/sys/kernel/msgmax",
+            &["System V message queue 0, with a message longer than kernel.msgmax is now,"],
         ),
         ("net ipc mount", "true", &["its own mnt namespace"]),
         ("cgroup", "true", &["its own cgroup namespace"]),
@@ -500,11 +520,7 @@ fn failing_call_of_process_1_is_told_of() {
 fn undone_restore_of_process_1_waits_for_nobody() {
     let stillframe = ours!();
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let script = folder.path().join("script");
-    let text = "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != post-restore ]\n";
-    fs::write(&script, text).expect("a script");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    fs::set_permissions(&script, mode).expect("it is ours");
+    let script = refusing_script(folder.path(), "post-restore");
     let program = ["setsid", "sh", "-c", "sleep 1000 & sleep 1000"];
     let maker = Program::new("unshare")
         .args(["--pid", "--fork", "--mount-proc"])
@@ -515,8 +531,9 @@ fn undone_restore_of_process_1_waits_for_nobody() {
         (tree::children(root).len() == 2).then_some(root)
     });
     stillframe.dump(root, &[]).must();
-    let script = script.to_str().expect("text");
-    stillframe.restore(&["--action-script", script]).must_fail();
+    stillframe
+        .restore(&["--action-script", &script])
+        .must_fail();
     let logs = stillframe.logs();
     assert!(!logs.contains("killed tasks are still there"), "{logs}");
     wait_until("nothing to be left", SOON, || {
@@ -539,18 +556,13 @@ fn failed_restore_leaves_no_namespace() {
     let pid = program.pid();
     stillframe.dump(pid, &[CONNECTED]).must();
     tree::reap_orphans();
-    let script = folder.path().join("script");
-    let text = "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != pre-resume ]\n";
-    fs::write(&script, text).expect("a script");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    fs::set_permissions(&script, mode).expect("it is ours");
-    let script = script.to_str().expect("text");
+    let script = refusing_script(folder.path(), "pre-resume");
     let before = namespaces();
     for options in [
         &[CONNECTED, "--shell-job"][..],
         // Without the option, its connections are refused.
         &[],
-        &[CONNECTED, "--action-script", script],
+        &[CONNECTED, "--action-script", &script],
     ] {
         stillframe.restore(options).must_fail();
         let logs = stillframe.logs();

@@ -283,12 +283,12 @@ fn settled(
         working::settle(frozen, &mut found, &listed)?;
     }
     let works = has_working || has_mappings;
-    if works {
-        if obstacles.is_empty() {
-            // A request that opens a file makes a descriptor.
-            links = descriptors::links(frozen, sharing, how, obstacles)?;
-        }
+    // A tree with obstacles is refused, whatever its requests did.
+    if works && obstacles.is_empty() {
+        // A request that opens a file makes a descriptor.
+        links = descriptors::links(frozen, sharing, how, obstacles)?;
         (found, vdsos) = look((frozen, &links, sharing), allow, view, obstacles)?;
+        check_tree(&found, how, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     }
     registered::find(&mut found, &listed, view.keeps_registered(), obstacles)?;

@@ -65,7 +65,7 @@ pub struct Record {
     /// The size of its pages where they are huge pages.
     #[prost(uint64, tag = "10")]
     huge_page_bytes: u64,
-    /// Who made it; unknown of older images.
+    /// Its maker; an older image does not tell.
     #[prost(message, optional, tag = "11")]
     maker: Option<Maker>,
 }

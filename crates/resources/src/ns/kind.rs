@@ -38,7 +38,7 @@ impl Tree<'_> {
 
 /// A kind of namespace.
 pub trait Kind: Sync + 'static {
-    /// What an image has of one.
+    /// The record of one in an image.
     type Record: Message + Default + PartialEq;
     /// The number of its record.
     const TAG: u16;
@@ -74,6 +74,15 @@ pub trait Kind: Sync + 'static {
     /// # Errors
     /// [`Error::Kernel`], [`Error::Mismatch`].
     fn restore(record: &Self::Record, parts: &[&dyn PartState]) -> Result<()>;
+
+    /// Gives it the rest, which would be in the way of objects that are made for the tasks, once
+    /// these are there.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`], [`Error::Mismatch`].
+    fn finish(_record: &Self::Record) -> Result<()> {
+        Ok(())
+    }
 
     /// One line of what it has.
     fn describe(record: &Self::Record) -> String;
@@ -145,6 +154,11 @@ pub trait Namespace: Send + Sync {
     /// # Errors
     /// Those of [`Kind::restore`].
     fn restore(&self, parts: &[&dyn PartState]) -> Result<()>;
+    /// See [`Kind::finish`].
+    ///
+    /// # Errors
+    /// Those of [`Kind::finish`].
+    fn finish(&self) -> Result<()>;
     /// See [`Kind::describe`].
     fn describe(&self) -> String;
 }
@@ -168,6 +182,10 @@ impl<K: Kind> Namespace for Record<K> {
 
     fn restore(&self, parts: &[&dyn PartState]) -> Result<()> {
         K::restore(&self.0, parts)
+    }
+
+    fn finish(&self) -> Result<()> {
+        K::finish(&self.0)
     }
 
     fn describe(&self) -> String {

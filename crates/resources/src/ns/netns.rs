@@ -5,9 +5,9 @@
 //!   addresses and routes, and all settings in /proc/sys/net; not tracked connections (conntrack).
 //! - Refused: "network interface … (…)"; "a route that leads nowhere"; "a route that has several
 //!   ways"; "a routing rule (priority …)"; "a network with … routing rules of the kernel's own"; "a
-//!   nexthop of routes"; "the nf_tables table …"; "the
-//!   iptables table …"; "an IPsec policy or state"; "a service of IPVS"; "the queueing discipline …
-//!   of …"; "a BPF program of network interface … (XDP)"; "a BPF program of the whole network (…)".
+//!   nexthop of routes"; "the nf_tables table …"; "the iptables table …"; "an IPsec policy or
+//!   state"; "a service of IPVS"; "the queueing discipline … of …"; "a BPF program of network
+//!   interface … (XDP)"; "a BPF program of the whole network (…)".
 //! - CRIU 4.2: kept, with veth, macvlan and bridge interfaces, iptables and nf_tables.
 
 use std::fs::File;
@@ -17,10 +17,10 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use sys::bpf_map::{NETWORK_HOOKS, attached_to_network};
-use sys::netlink::{Batch, DUMP, Message, Netlink, REQUEST, attributes};
+use sys::netlink::{Batch, DUMP, Message, Netlink, REQUEST, attributes, word};
 
 use super::kind::{FIRST_TAG, Kind, Tree, record_name};
-use super::settings::{self, Fresh, Setting};
+use super::settings::{Setting, Settings};
 use crate::fd::tcp::lock;
 use crate::fd::tun::{self, ForeignRoute, Interface};
 use crate::task::PartState;
@@ -29,8 +29,14 @@ use crate::{Error, Result};
 /// The interface that every namespace has.
 const LOOPBACK: &str = "lo";
 const LOOPBACK_INDEX: u32 = 1;
-/// Its settings, below /proc/sys.
-const SETTINGS: [&str; 1] = ["net"];
+/// Its settings.
+static SETTINGS: Settings = Settings {
+    roots: &["net"],
+    flag: Net::FLAG,
+    // For listen(2).
+    limits: &[("net/core/somaxconn", "2147483647")],
+    usual: OnceLock::new(),
+};
 /// The folders with a folder for each interface.
 const OF_INTERFACES: [&str; 4] = ["ipv4/conf", "ipv4/neigh", "ipv6/conf", "ipv6/neigh"];
 /// Interfaces that the kernel adds to a namespace by itself, down, where it has such tunnels.
@@ -55,12 +61,10 @@ const RTM_GETNEXTHOP: u16 = 106;
 const XFRM_MSG_GETSA: u16 = 0x12;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
 
-const FLAG: libc::c_int = libc::CLONE_NEWNET;
-
 /// See the file.
 pub struct Net;
 
-/// What a namespace has.
+/// The contents of a namespace.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Record {
     /// The loopback.
@@ -74,10 +78,10 @@ impl Kind for Net {
     type Record = Record;
     const TAG: u16 = FIRST_TAG + 2;
     const NAME: &'static str = "net";
-    const FLAG: libc::c_int = FLAG;
+    const FLAG: libc::c_int = libc::CLONE_NEWNET;
 
     fn prepare() -> Result<()> {
-        usual().map(drop)
+        SETTINGS.prepare().map(drop)
     }
 
     fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> {
@@ -86,7 +90,7 @@ impl Kind for Net {
         let (mut loopback, _) = Interface::read(LOOPBACK)?;
         // They are among the others.
         loopback.settings.clear();
-        let mut settings = settings::read(&SETTINGS, usual()?)?;
+        let mut settings = SETTINGS.read()?;
         settings.retain(|setting| is_kept(&setting.path));
         Ok(Record {
             loopback: Some(loopback),
@@ -99,16 +103,20 @@ impl Kind for Net {
         let loopback = record.loopback.as_ref();
         let loopback = loopback.ok_or_else(|| corrupt("has no loopback"))?;
         loopback.check()?;
-        match settings::are_sound(&record.settings, &SETTINGS) {
+        match SETTINGS.are_sound(&record.settings) {
             true => Ok(()),
             false => Err(corrupt("has no such setting")),
         }
     }
 
     fn restore(record: &Record, _: &[&dyn PartState]) -> Result<()> {
-        settings::apply(&record.settings)?;
+        SETTINGS.restore(&record.settings)?;
         let loopback = record.loopback.as_ref().expect("checked");
         loopback.apply_link(LOOPBACK)
+    }
+
+    fn finish(record: &Record) -> Result<()> {
+        SETTINGS.limit(&record.settings)
     }
 
     fn describe(record: &Record) -> String {
@@ -119,16 +127,6 @@ impl Kind for Net {
         };
         format!("loopback {state}, {} settings", record.settings.len())
     }
-}
-
-/// The settings of a new namespace, found out once.
-fn usual() -> Result<&'static Fresh> {
-    static USUAL: OnceLock<Fresh> = OnceLock::new();
-    if let Some(usual) = USUAL.get() {
-        return Ok(usual);
-    }
-    let usual = settings::fresh(&SETTINGS, FLAG)?;
-    Ok(USUAL.get_or_init(|| usual))
 }
 
 fn failed(error: io::Error) -> Error {
@@ -189,11 +187,6 @@ fn list(route: &Netlink, kind: u16, head_bytes: usize) -> io::Result<Vec<Message
     Ok(all)
 }
 
-fn word(data: &[u8], at: usize) -> u32 {
-    let bytes = data.get(at..at + 4).and_then(|four| four.try_into().ok());
-    bytes.map_or(0, u32::from_ne_bytes)
-}
-
 /// The text that an attribute has, which ends with a zero.
 fn text(payload: &[u8], head_bytes: usize, wanted: u16) -> String {
     let mut all = attributes(payload, head_bytes);
@@ -222,7 +215,7 @@ fn interfaces(route: &Netlink) -> io::Result<Vec<String>> {
         if xdp.any(|(kind, data)| kind == IFLA_XDP_ATTACHED && data.first() != Some(&0)) {
             found.push(format!("a BPF program of network interface {name} (XDP)"));
         }
-        let is_up = word(payload, FLAGS) & libc::IFF_UP as u32 != 0;
+        let is_up = word(&payload[FLAGS..]) & libc::IFF_UP as u32 != 0;
         let is_fallback = FALLBACKS.contains(&&*name) && !is_up;
         if name != LOOPBACK && !is_fallback {
             let info = nested(libc::IFLA_LINKINFO).map_or(&[][..], |(_, data)| data);
@@ -252,12 +245,12 @@ fn rules(route: &Netlink) -> io::Result<Vec<String>> {
         let number = |wanted: u16| {
             let mut all = attributes(payload, HEAD_BYTES);
             all.find(|one| one.0 == wanted)
-                .map_or(0, |(_, data)| word(data, 0))
+                .map_or(0, |(_, data)| word(data))
         };
         let known = [FRA_PRIORITY, FRA_TABLE];
         let is_plain = all.all(|(kind, _)| known.contains(&kind) || NEUTRAL.contains(&kind));
         let goes_to_table = payload[7] == 1;
-        let is_for_all = payload[1..4] == [0; 3] && word(payload, 8) == 0;
+        let is_for_all = payload[1..4] == [0; 3] && word(&payload[8..]) == 0;
         let place = (number(FRA_PRIORITY), number(FRA_TABLE));
         let is_default = payload[0] == MULTICAST_6 && place == (32767, 254);
         is_plain && goes_to_table && is_for_all && (is_default || KERNELS.contains(&place))
@@ -281,7 +274,7 @@ fn rules(route: &Netlink) -> io::Result<Vec<String>> {
         if !is_kernels(&rule) {
             let all = attributes(&rule.payload, HEAD_BYTES);
             let priority = all.filter(|(kind, _)| *kind == FRA_PRIORITY);
-            let priority = priority.map(|(_, data)| word(data, 0)).next().unwrap_or(0);
+            let priority = priority.map(|(_, data)| word(data)).next().unwrap_or(0);
             found.push(format!("a routing rule (priority {priority})"));
         }
     }
@@ -295,7 +288,7 @@ fn disciplines(route: &Netlink) -> io::Result<Vec<String>> {
     let all = list(route, RTM_GETQDISC, HEAD_BYTES)?;
     let of_loopback = all
         .iter()
-        .filter(|one| word(&one.payload, 4) == LOOPBACK_INDEX);
+        .filter(|one| word(&one.payload[4..]) == LOOPBACK_INDEX);
     let kinds = of_loopback.map(|one| text(&one.payload, HEAD_BYTES, TCA_KIND));
     let chosen = kinds.filter(|kind| kind != "noqueue");
     Ok(chosen

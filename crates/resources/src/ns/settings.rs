@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
@@ -38,15 +39,6 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// The highest value that a limit may have.
-    pub fn widest(path: &str) -> Self {
-        Self {
-            path: path.to_owned(),
-            value: i32::MAX.to_string(),
-            is_default: false,
-        }
-    }
-
     /// Tells whether its path is one below a folder of `roots`, or one of these.
     fn is_below(&self, roots: &[&str]) -> bool {
         let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
@@ -62,9 +54,88 @@ impl Setting {
     }
 }
 
-/// Tells whether these are settings below `roots`, in a number that a namespace may have.
-pub(super) fn are_sound(settings: &[Setting], roots: &[&str]) -> bool {
-    settings.len() <= MOST && settings.iter().all(|setting| setting.is_below(roots))
+/// The settings that a kind of namespace has.
+pub(super) struct Settings {
+    /// Their files and folders below /proc/sys.
+    pub roots: &'static [&'static str],
+    /// The kind, as a flag of unshare(2).
+    pub flag: libc::c_int,
+    /// Limits that hold for new objects alone, with the widest values that they take.
+    pub limits: &'static [(&'static str, &'static str)],
+    /// The values of a new namespace, by path.
+    pub usual: OnceLock<HashMap<String, String>>,
+}
+
+impl Settings {
+    /// Finds out which values a new namespace has.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] for a value that cannot be read, or where no namespace can be made.
+    pub fn prepare(&self) -> Result<&HashMap<String, String>> {
+        if let Some(usual) = self.usual.get() {
+            return Ok(usual);
+        }
+        let usual = std::thread::scope(|scope| {
+            let usual = scope.spawn(|| {
+                let made = sys::world::unshare(self.flag);
+                made.map_err(|e| Error::kernel("cannot make a namespace to compare with", e))?;
+                read(self.roots)
+            });
+            let usual = usual.join();
+            usual.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        let usual = usual.into_iter().map(|one| (one.path, one.value));
+        Ok(self.usual.get_or_init(|| usual.collect()))
+    }
+
+    /// Reads those of the namespace that this process is in: the writable ones, as a restore can
+    /// set no others.
+    ///
+    /// # Errors
+    /// As [`Settings::prepare`].
+    pub fn read(&self) -> Result<Vec<Setting>> {
+        let usual = self.prepare()?;
+        let mut all = read(self.roots)?;
+        for setting in &mut all {
+            setting.is_default = usual.get(&setting.path) == Some(&setting.value);
+        }
+        Ok(all)
+    }
+
+    /// Tells whether these are settings of a namespace, in a number that one may have.
+    pub fn are_sound(&self, settings: &[Setting]) -> bool {
+        let mut all = settings.iter();
+        settings.len() <= MOST && all.all(|setting| setting.is_below(self.roots))
+    }
+
+    /// Sets all but the limits, which are as wide as they can be until [`Settings::limit`]: an
+    /// object of the image may be beyond one that was lowered later.
+    ///
+    /// # Errors
+    /// Those of [`apply`].
+    pub fn restore(&self, settings: &[Setting]) -> Result<()> {
+        let widest = self.limits.iter().map(|(path, value)| Setting {
+            path: (*path).to_owned(),
+            value: (*value).to_owned(),
+            // A kernel may have others.
+            is_default: true,
+        });
+        let others = settings.iter().filter(|setting| !self.is_limit(setting));
+        apply(&widest.chain(others.cloned()).collect::<Vec<_>>())
+    }
+
+    /// Sets the limits.
+    ///
+    /// # Errors
+    /// Those of [`apply`].
+    pub fn limit(&self, settings: &[Setting]) -> Result<()> {
+        let limits = settings.iter().filter(|setting| self.is_limit(setting));
+        apply(&limits.cloned().collect::<Vec<_>>())
+    }
+
+    fn is_limit(&self, setting: &Setting) -> bool {
+        self.limits.iter().any(|(path, _)| *path == setting.path)
+    }
 }
 
 fn file(path: &str) -> PathBuf {
@@ -91,41 +162,8 @@ fn value(path: &str, room: &mut [u8]) -> io::Result<Option<String>> {
     }
 }
 
-/// The settings of a new namespace, by their paths.
-pub(super) type Fresh = HashMap<String, String>;
-
-/// Reads what `roots` below /proc/sys have in a new namespace of the kind `flag`.
-///
-/// # Errors
-/// [`Error::Kernel`] for what cannot be read, or where no namespace can be made.
-pub(super) fn fresh(roots: &[&str], flag: libc::c_int) -> Result<Fresh> {
-    let fresh = std::thread::scope(|scope| {
-        let fresh = scope.spawn(|| {
-            let made = sys::world::unshare(flag);
-            made.map_err(|e| Error::kernel("cannot make a namespace to compare with", e))?;
-            read_here(roots)
-        });
-        let fresh = fresh.join();
-        fresh.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
-    Ok(fresh.into_iter().map(|one| (one.path, one.value)).collect())
-}
-
-/// Reads what `roots` below /proc/sys have, files or folders, in the namespace that this process is
-/// in, and which of it a `fresh` one has as well: what can be written, as nothing else can be given
-/// to a new one.
-///
-/// # Errors
-/// [`Error::Kernel`] for what cannot be read.
-pub(super) fn read(roots: &[&str], fresh: &Fresh) -> Result<Vec<Setting>> {
-    let mut all = read_here(roots)?;
-    for setting in &mut all {
-        setting.is_default = fresh.get(&setting.path) == Some(&setting.value);
-    }
-    Ok(all)
-}
-
-fn read_here(roots: &[&str]) -> Result<Vec<Setting>> {
+/// Reads the writable files below `roots` of /proc/sys, by path.
+fn read(roots: &[&str]) -> Result<Vec<Setting>> {
     let (mut all, mut room) = (Vec::new(), room());
     for root in roots {
         read_into(root, &mut room, &mut all)?;
@@ -170,7 +208,7 @@ fn read_into(path: &str, room: &mut [u8], all: &mut Vec<Setting>) -> Result<()> 
 /// [`Error::Mismatch`] for one that this kernel does not have, or that does not stay;
 /// [`Error::Kernel`] for one that does not take its value. One that was as in a new namespace may
 /// be missing, and stays as it is where it takes no value.
-pub(super) fn apply(settings: &[Setting]) -> Result<()> {
+fn apply(settings: &[Setting]) -> Result<()> {
     const PASSES: usize = 10;
     let mut room = room();
     for pass in 1.. {
@@ -252,14 +290,14 @@ mod tests {
                 "{path}"
             );
         }
-        let all = read_here(&["net"]).expect("it is there");
+        let all = read(&["net"]).expect("it is there");
         assert!(
             all.iter()
                 .any(|one| one.path == "net/ipv4/conf/lo/forwarding")
         );
-        assert!(are_sound(&all, &["net"]));
-        assert!(read_here(&["net/nothing"]).expect("nothing").is_empty());
-        assert!(!are_sound(&[setting(OF_HOST[0])], &["net"]));
+        assert!(all.iter().all(|one| one.is_below(&["net"])));
+        assert!(read(&["net/nothing"]).expect("nothing").is_empty());
+        assert!(!setting(OF_HOST[0]).is_below(&["net"]));
     }
 
     /// Calls `f` in a network namespace of its own.
@@ -276,16 +314,25 @@ mod tests {
     /// What a new namespace has, where these were set in that order, once it was applied to another
     /// new one.
     fn moved(set: &[(&str, &str)]) -> (Vec<Setting>, Vec<Setting>) {
-        let usual = fresh(&["net"], libc::CLONE_NEWNET).expect("it is read");
+        let own = Settings {
+            roots: &["net"],
+            flag: libc::CLONE_NEWNET,
+            limits: &[("net/core/somaxconn", "4097")],
+            usual: OnceLock::new(),
+        };
+        own.prepare().expect("they are read");
         let before = elsewhere(|| {
             for (path, value) in set {
                 fs::write(file(path), value).expect("it is set");
             }
-            read(&["net"], &usual).expect("it is read")
+            own.read().expect("they are read")
         });
         let after = elsewhere(|| {
-            apply(&before).expect("they are taken");
-            read(&["net"], &usual).expect("it is read")
+            own.restore(&before).expect("they are taken");
+            let somaxconn = value("net/core/somaxconn", &mut room());
+            assert_eq!(somaxconn.expect("it is read").as_deref(), Some("4097"));
+            own.limit(&before).expect("it is taken");
+            own.read().expect("they are read")
         });
         (before, after)
     }

@@ -12,7 +12,8 @@
 //!   their values; they belong to no process. Needs bpf(2), the kernel's description of its types
 //!   and control groups of memory; without, what the dump undoes stays undone, with a warning.
 //! - Refused: "semaphore … of set …, which it gave and others took (SEM_UNDO)": undoing that
-//!   stops at 0, so that the value would be another one afterwards.
+//!   stops at 0, so that the value would be another one afterwards; "semaphore … of set …, which it
+//!   took and others gave (SEM_UNDO)": undoing that stops at the highest value.
 //! - At a restore: semop(2) fails with `EAGAIN` where another process has taken a semaphore
 //!   meanwhile, with `EINVAL` where the set is gone.
 //! - CRIU 4.2: sets of an IPC namespace of the tree's own; what is undone is lost.
@@ -32,6 +33,9 @@ use super::{Asked, Facts, Part, PartState, Phase, Planned, Scope, ThreadPlan, de
 use crate::kernel::Kernel;
 use crate::script::Answers;
 use crate::{Error, Result};
+
+/// The highest value of a semaphore (`SEMVMX`).
+pub(crate) const VALUE_MAX: i64 = 32_767;
 
 /// How many operations of one call are allowed at least; usually 500 (/proc/sys/kernel/sem).
 const OPERATIONS: usize = 32;
@@ -144,38 +148,36 @@ pub(crate) fn is_untold(pid: i32) -> bool {
     has_list(&process).unwrap_or(true) && look(&process).is_err()
 }
 
-/// What a restored process takes back of a semaphore, as the dump's end has undone it.
+/// The adjustment of a semaphore's value that the kernel makes when a process ends (`semadj`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Debt {
+pub(crate) struct ValueAdjustment {
     /// The number of its set.
     pub set: i32,
     /// Its number there.
     pub semaphore: usize,
-    /// What is taken off its value.
+    /// What the kernel adds to its value.
     pub value: i64,
 }
 
-/// What the processes that have `parts` take back.
-pub(crate) fn debts(parts: &[&dyn PartState]) -> Vec<Debt> {
+/// The adjustments for the processes that have `parts`.
+pub(crate) fn adjustments_of(parts: &[&dyn PartState]) -> Vec<ValueAdjustment> {
     let records = parts.iter().filter_map(|part| part.record::<Semaphores>());
-    let sets = records.flat_map(|record| &record.sets);
-    let debt = |set: &Set, one: &Adjustment| Debt {
-        set: set.number,
+    let all = records.flat_map(Record::adjustments);
+    let adjustment = |(set, one): (i32, &Adjustment)| ValueAdjustment {
+        set,
         semaphore: one.semaphore as usize,
         value: one.value.into(),
     };
-    let debts = sets.flat_map(|set| set.adjustments.iter().map(move |one| debt(set, one)));
-    debts.collect()
+    all.map(adjustment).collect()
 }
 
 impl Record {
-    /// What is taken away from semaphores, with the numbers of their sets.
-    fn given(&self) -> impl Iterator<Item = (i32, &Adjustment)> {
-        let all = self.sets.iter().flat_map(|set| {
+    /// All adjustments, with the numbers of their sets.
+    fn adjustments(&self) -> impl Iterator<Item = (i32, &Adjustment)> {
+        self.sets.iter().flat_map(|set| {
             let adjustments = set.adjustments.iter();
             adjustments.map(|one| (set.number, one))
-        });
-        all.filter(|(_, one)| one.value < 0)
+        })
     }
 }
 
@@ -195,33 +197,39 @@ impl Adjustment {
     }
 }
 
-/// Refuses what cannot be undone as a whole, given the payloads of processes: a value that would be
-/// below 0 becomes 0 when the giver ends, and nobody knows afterwards that it was to be less.
+/// Refuses what cannot be undone as a whole, given the payloads of processes: where a value would
+/// be below 0 or above the highest one when a process ends, the kernel cuts it, and nobody knows
+/// afterwards what it was to be.
 ///
 /// # Errors
 /// [`Error::Unsupported`], [`Error::Kernel`].
 pub fn check<'a>(of_processes: impl Iterator<Item = (i32, &'a [u8])>) -> Result<()> {
-    let mut given = HashMap::new();
+    let (mut given, mut taken) = (HashMap::new(), HashMap::new());
     for (pid, payload) in of_processes {
         let record: Record = decode(Semaphores.name(), payload)?;
-        for (set, one) in record.given() {
-            let sum = given.entry((set, one.semaphore)).or_insert(0);
-            *sum -= one.value;
-            check_value(pid, (set, one.semaphore), *sum)?;
+        for (set, one) in record.adjustments() {
+            let semaphore = one.semaphore;
+            let sums = if one.value < 0 {
+                &mut given
+            } else {
+                &mut taken
+            };
+            let sum: &mut i64 = sums.entry((set, semaphore)).or_insert(0);
+            *sum += i64::from(one.value);
+            let value = sem::value(set, semaphore.cast_signed());
+            let doing = || format!("ask for semaphore {semaphore} of set {set}");
+            let value = value.map_err(|error| Error::kernel(doing(), error))?;
+            let what = match i64::from(value) + *sum {
+                ..0 => format!(
+                    "semaphore {semaphore} of set {set}, which it gave and others took (SEM_UNDO),"
+                ),
+                0..=VALUE_MAX => continue,
+                _ => format!(
+                    "semaphore {semaphore} of set {set}, which it took and others gave (SEM_UNDO),"
+                ),
+            };
+            return Err(Error::unsupported(pid, what));
         }
-    }
-    Ok(())
-}
-
-/// Checks that what was given to a semaphore is still there.
-fn check_value(pid: i32, (set, semaphore): (i32, u32), given: i32) -> Result<()> {
-    let value = sem::value(set, semaphore.cast_signed());
-    let doing = || format!("ask for semaphore {semaphore} of set {set}");
-    if value.map_err(|error| Error::kernel(doing(), error))? < given {
-        let what = format!(
-            "semaphore {semaphore} of set {set}, which it gave and others took (SEM_UNDO),"
-        );
-        return Err(Error::unsupported(pid, what));
     }
     Ok(())
 }
@@ -400,6 +408,24 @@ mod tests {
         let error = check().expect_err("one was taken").to_string();
         let what = format!("semaphore 0 of set {}, which it gave", set.number());
         assert!(error.contains(&what), "{error}");
+    }
+
+    #[test]
+    fn what_others_gave_up_to_the_highest_value_is_refused() {
+        needs_kernel!();
+        let set = sem::Set::new(1).expect("a set");
+        let mut taker = Stage::new();
+        for (value, is_refused) in [(32_764, false), (32_765, true)] {
+            set.set(0, 3).expect("a value");
+            operate(&mut taker, &set, 0, -3);
+            let payload = taker.dump(&Semaphores).expect("it is supported");
+            let payload = payload.expect("something is undone");
+            sem::set_values(set.number(), &[value]).expect("a value");
+            let checked = check([(taker.pid(), &*payload)].into_iter());
+            assert_eq!(checked.is_err(), is_refused, "{value}");
+            // The kernel forgets all adjustments of a semaphore that is set.
+            set.set(0, 0).expect("a value");
+        }
     }
 
     #[test]

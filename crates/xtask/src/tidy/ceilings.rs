@@ -56,7 +56,7 @@ const NAMES: &[(&str, usize)] = &[
 const TUPLES: &[(&str, usize)] = &[
     ("freeze", 2),
     ("process", 46),
-    ("resources", 48),
+    ("resources", 47),
     ("sys", 5),
     ("testkit", 17),
     ("tracee", 3),

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use sys::netlink::{ACK, Batch, Message, Netlink, REQUEST, attributes};
+use sys::netlink::{ACK, Batch, Message, Netlink, REQUEST, attributes, word};
 use sys::tun::{self, Number, Setting};
 
 use super::failed;
@@ -121,11 +121,6 @@ pub(crate) struct Told {
     pub(super) has_header: bool,
     /// How many queues it has, with those that are detached.
     pub(super) queues: u32,
-}
-
-fn word(data: &[u8]) -> u32 {
-    let bytes = data.get(..4).and_then(|four| four.try_into().ok());
-    bytes.map_or(0, u32::from_ne_bytes)
 }
 
 /// The head of a message about the interface of this number, with flags and which of them to set.
@@ -271,7 +266,7 @@ impl Interface {
         if fresh.link_type != self.link_type {
             tun::set(own, Setting::LinkType, self.link_type).map_err(fails("set its type"))?;
         }
-        self.apply_link_while(name, || match self.has_carrier {
+        self.apply_over(name, &fresh, || match self.has_carrier {
             true => Ok(()),
             false => tun::set_carrier(own, false).map_err(fails("take its carrier")),
         })
@@ -279,18 +274,24 @@ impl Interface {
 
     /// Makes an interface that is there what it was.
     pub(crate) fn apply_link(&self, name: &str) -> Result<()> {
-        self.apply_link_while(name, || Ok(()))
+        let (fresh, _) = Self::read(name)?;
+        self.apply_over(name, &fresh, || Ok(()))
     }
 
-    /// The same, with something to do once it is set and before it gets its addresses.
-    fn apply_link_while(&self, name: &str, once_set: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Makes an interface, which is now as `fresh` has it, what it was; calls `once_set` before it
+    /// gets its addresses.
+    fn apply_over(
+        &self,
+        name: &str,
+        fresh: &Self,
+        once_set: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let fails = |doing: &'static str| move |error| failed(name, doing, error);
         let index = index_of(name)?.ok_or_else(|| failed(name, "find it", Errno::NODEV))?;
-        let (fresh, _) = Self::read(name)?;
         settings::apply(name, &self.settings);
-        self.set_link(name, index, &fresh)?;
+        self.set_link(name, index, fresh)?;
         once_set()?;
-        // The others of a network go with its first address.
+        // The other addresses of a network go with its first one.
         network::remove_others(&self.addresses, index).map_err(fails("take addresses from it"))?;
         network::apply(List::Addresses, &self.addresses, index)
             .map_err(fails("give it its addresses"))?;

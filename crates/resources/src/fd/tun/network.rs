@@ -143,6 +143,19 @@ impl List {
         }
     }
 
+    /// The list of the host, of an address family, as payloads with a whole head.
+    fn told(self, family: u8) -> io::Result<Vec<Vec<u8>>> {
+        let mut head = vec![0; self.head_bytes()];
+        head[0] = family;
+        let mut batch = Batch::default();
+        batch.message(self.new_one() + 2, REQUEST | DUMP, &head);
+        let told = Netlink::route()?.list(batch)?.into_iter();
+        let payloads = told.map(|message| message.payload);
+        Ok(payloads
+            .filter(|payload| payload.len() >= head.len())
+            .collect())
+    }
+
     /// Tells what a route is that somebody has entered and that is not saved with the interface.
     fn foreign(payload: &[u8], index: u32) -> Option<ForeignRoute> {
         let all = Self::Routes;
@@ -212,14 +225,9 @@ impl List {
 pub(super) fn read(list: List, index: u32) -> io::Result<Vec<Entry>> {
     let mut all = Vec::new();
     for family in [AF_INET, AF_INET6] {
-        let mut head = vec![0; list.head_bytes()];
-        head[0] = family;
-        let mut batch = Batch::default();
-        batch.message(list.new_one() + 2, REQUEST | DUMP, &head);
-        let told = Netlink::route()?.list(batch)?;
-        let whole = told.iter().map(|message| message.payload.as_slice());
-        let whole = whole.filter(|payload| payload.len() >= list.head_bytes());
-        for payload in whole.filter(|payload| list.is_ours(payload, index)) {
+        let told = list.told(family)?;
+        let payloads = told.iter().map(Vec::as_slice);
+        for payload in payloads.filter(|payload| list.is_ours(payload, index)) {
             let mut attributes = attributes(payload, list.head_bytes());
             if list == List::Routes && attributes.any(|(kind, _)| NOT_YET.contains(&kind)) {
                 log::warn!("a route over interface {index} has several ways: it is not saved");
@@ -233,14 +241,11 @@ pub(super) fn read(list: List, index: u32) -> io::Result<Vec<Entry>> {
 
 /// The routes that are not saved with the interface of this number.
 pub(crate) fn foreign_routes(index: u32) -> io::Result<Vec<ForeignRoute>> {
-    let list = List::Routes;
-    let mut batch = Batch::default();
-    let head = vec![0; list.head_bytes()];
-    batch.message(list.new_one() + 2, REQUEST | DUMP, &head);
-    let told = Netlink::route()?.list(batch)?;
-    let whole = told.iter().map(|message| message.payload.as_slice());
-    let whole = whole.filter(|payload| payload.len() >= list.head_bytes());
-    let foreign = whole.filter_map(|payload| List::foreign(payload, index));
+    const ALL_FAMILIES: u8 = 0;
+    let told = List::Routes.told(ALL_FAMILIES)?;
+    let foreign = told
+        .iter()
+        .filter_map(|payload| List::foreign(payload, index));
     Ok(foreign.collect())
 }
 

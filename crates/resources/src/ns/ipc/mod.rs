@@ -6,7 +6,8 @@
 //!   shared memory that tasks have attached, and POSIX message queues that tasks have open; not who
 //!   used a semaphore or a queue last, and when.
 //! - Refused: "System V shared memory …, which nobody has attached"; "message queue /…, which
-//!   nobody has open"; "System V semaphores of which the kernel does not tell what is undone".
+//!   nobody has open"; "System V message queue …, with a message longer than kernel.msgmax is now";
+//!   "System V semaphores of which the kernel does not tell what is undone".
 //! - CRIU 4.2: kept, with all objects.
 
 mod object;
@@ -18,34 +19,48 @@ use std::sync::OnceLock;
 use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-use self::object::File;
+use self::object::ObjectKind;
 use self::queues::MessageQueue;
 use self::semaphores::SemaphoreSet;
 use super::kind::{FIRST_TAG, Kind, Tree, record_name};
-use super::settings::{self, Fresh, Setting};
+use super::settings::{Setting, Settings};
 use crate::task::PartState;
 use crate::task::semaphores::is_untold;
 use crate::{Error, Result};
 
-/// Its limits, below /proc/sys.
-const SETTINGS: [&str; 9] = [
-    "fs/mqueue",
-    "kernel/msgmax",
-    "kernel/msgmnb",
-    "kernel/msgmni",
-    "kernel/sem",
-    "kernel/shm_rmid_forced",
-    "kernel/shmall",
-    "kernel/shmmax",
-    "kernel/shmmni",
-];
-
-const FLAG: libc::c_int = libc::CLONE_NEWIPC;
+/// Its settings. Limits that were lowered later do not hold for an object that was there.
+static SETTINGS: Settings = Settings {
+    roots: &[
+        "fs/mqueue",
+        "kernel/msgmax",
+        "kernel/msgmnb",
+        "kernel/msgmni",
+        "kernel/sem",
+        "kernel/shm_rmid_forced",
+        "kernel/shmall",
+        "kernel/shmmax",
+        "kernel/shmmni",
+    ],
+    flag: Ipc::FLAG,
+    limits: &[
+        ("fs/mqueue/msg_max", "65536"),
+        ("fs/mqueue/msgsize_max", "16777216"),
+        ("fs/mqueue/queues_max", "2147483647"),
+        ("kernel/msgmax", "2147483647"),
+        ("kernel/msgmnb", "2147483647"),
+        ("kernel/msgmni", "32768"),
+        ("kernel/sem", "2147483647\t2147483647\t500\t32768"),
+        ("kernel/shmall", "18446744073692774399"),
+        ("kernel/shmmax", "18446744073692774399"),
+        ("kernel/shmmni", "32768"),
+    ],
+    usual: OnceLock::new(),
+};
 
 /// See the file.
 pub struct Ipc;
 
-/// What a namespace has.
+/// The contents of a namespace.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Record {
     #[prost(message, repeated, tag = "1")]
@@ -60,14 +75,14 @@ impl Kind for Ipc {
     type Record = Record;
     const TAG: u16 = FIRST_TAG + 1;
     const NAME: &'static str = "ipc";
-    const FLAG: libc::c_int = FLAG;
+    const FLAG: libc::c_int = libc::CLONE_NEWIPC;
 
     fn prepare() -> Result<()> {
-        usual().map(drop)
+        SETTINGS.prepare().map(drop)
     }
 
     fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> {
-        let segments = File::Segments.list()?.into_iter();
+        let segments = ObjectKind::Segment.list()?.into_iter();
         for row in segments.filter(|row| row.attached == 0) {
             let id = row.object.id;
             let what = format!("System V shared memory {id}, which nobody has attached,");
@@ -83,15 +98,15 @@ impl Kind for Ipc {
             refused.push(tree.unsupported(what));
         }
         Ok(Record {
-            settings: settings::read(&SETTINGS, usual()?)?,
+            settings: SETTINGS.read()?,
             sets,
-            queues: queues::read()?,
+            queues: queues::read(tree, refused)?,
         })
     }
 
     fn check(record: &Record) -> Result<()> {
         let corrupt = |what| Err(Error::corrupt(record_name(Self::NAME), what));
-        if !settings::are_sound(&record.settings, &SETTINGS) {
+        if !SETTINGS.are_sound(&record.settings) {
             return corrupt("has no such limit");
         }
         let sets = record.sets.iter().all(SemaphoreSet::is_sound);
@@ -102,15 +117,14 @@ impl Kind for Ipc {
     }
 
     fn restore(record: &Record, parts: &[&dyn PartState]) -> Result<()> {
+        SETTINGS.restore(&record.settings)?;
         let mut sets = record.sets.iter();
         sets.try_for_each(|set| set.restore(parts))?;
-        if !record.queues.is_empty() {
-            // Limits that were lowered later do not hold for what was there.
-            let widest = ["kernel/msgmax", "kernel/msgmnb"].map(Setting::widest);
-            settings::apply(&widest)?;
-            record.queues.iter().try_for_each(MessageQueue::restore)?;
-        }
-        settings::apply(&record.settings)
+        record.queues.iter().try_for_each(MessageQueue::restore)
+    }
+
+    fn finish(record: &Record) -> Result<()> {
+        SETTINGS.limit(&record.settings)
     }
 
     fn describe(record: &Record) -> String {
@@ -118,16 +132,6 @@ impl Kind for Ipc {
         let (limits, sets, queues) = (limits.len(), sets.len(), queues.len());
         format!("{limits} limits, {sets} sets of semaphores, {queues} message queues")
     }
-}
-
-/// The settings of a new namespace, found out once.
-fn usual() -> Result<&'static Fresh> {
-    static USUAL: OnceLock<Fresh> = OnceLock::new();
-    if let Some(usual) = USUAL.get() {
-        return Ok(usual);
-    }
-    let usual = settings::fresh(&SETTINGS, FLAG)?;
-    Ok(USUAL.get_or_init(|| usual))
 }
 
 /// A POSIX message queue that has a name.
@@ -205,6 +209,6 @@ mod tests {
             settings: vec![setting],
             ..Record::default()
         };
-        Ipc::check(&forged).expect_err("it is no limit of a namespace");
+        Ipc::check(&forged).expect_err("the path is not that of a limit");
     }
 }

@@ -1,4 +1,5 @@
-//! What all objects of System V have: a number, a key, owners and permissions (sysvipc(7)).
+//! The attributes that all objects of System V have: number, key, owners and permissions
+//! (sysvipc(7)).
 
 use std::io::{self, ErrorKind};
 
@@ -42,28 +43,37 @@ pub(super) struct Row {
     pub attached: u64,
 }
 
-/// The kinds of objects, by their files in /proc/sysvipc.
+/// A kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum File {
-    Segments,
-    Semaphores,
-    Queues,
+pub(super) enum ObjectKind {
+    Segment,
+    SemaphoreSet,
+    MessageQueue,
 }
 
-impl File {
+impl ObjectKind {
+    /// Its file in /proc/sysvipc.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Segment => "shm",
+            Self::SemaphoreSet => "sem",
+            Self::MessageQueue => "msg",
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
-            Self::Segments => "shm",
-            Self::Semaphores => "sem",
-            Self::Queues => "msg",
+            Self::Segment => "shared memory",
+            Self::SemaphoreSet => "semaphores",
+            Self::MessageQueue => "message queue",
         }
     }
 
     /// The column of the owner, whose group and makers follow.
     fn owner(self) -> usize {
         match self {
-            Self::Segments | Self::Queues => 7,
-            Self::Semaphores => 4,
+            Self::Segment | Self::MessageQueue => 7,
+            Self::SemaphoreSet => 4,
         }
     }
 
@@ -91,7 +101,7 @@ impl File {
 
     /// The objects of this process's namespace.
     pub fn list(self) -> Result<Vec<Row>> {
-        let path = sys::procfs::path(format_args!("sysvipc/{}", self.name()));
+        let path = sys::procfs::path(format_args!("sysvipc/{}", self.file()));
         let failed = |error: io::Error| Error::kernel(format!("cannot read {path}"), error);
         let text = std::fs::read_to_string(&path).map_err(failed)?;
         let rows = text.lines().skip(1).map(|line| self.row(line));
@@ -99,18 +109,28 @@ impl File {
         rows.ok_or_else(|| failed(ErrorKind::InvalidData.into()))
     }
 
-    /// Makes an object by `make`, as the user that made it before: it gets its number.
-    pub fn create(
+    /// Makes an object again by `make`, as the user that made it before and with its number, and
+    /// fills it by `fill`.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`], which names it.
+    pub fn restore(
         self,
         object: &Object,
         make: impl FnOnce() -> io::Result<i32> + Send,
-    ) -> io::Result<()> {
-        let file = format!("sys/kernel/{}_next_id", self.name());
-        sys::procfs::write(&file, object.id.to_string())?;
-        match as_user(object.maker_uid, object.maker_gid, make)? {
-            id if id == object.id => Ok(()),
-            id => Err(io::Error::other(format!("it got the number {id}"))),
-        }
+        fill: impl FnOnce() -> io::Result<()>,
+    ) -> Result<()> {
+        let file = format!("sys/kernel/{}_next_id", self.file());
+        let made = sys::procfs::write(&file, object.id.to_string());
+        let made = made.and_then(|()| as_user(object.maker_uid, object.maker_gid, make));
+        let filled = made.and_then(|id| match id == object.id {
+            true => fill(),
+            false => Err(io::Error::other(format!("it got the number {id}"))),
+        });
+        filled.map_err(|error| {
+            let doing = format!("cannot make System V {} {}", self.name(), object.id);
+            Error::kernel(doing, error)
+        })
     }
 }
 
@@ -132,9 +152,9 @@ mod tests {
         let set = "   -5  0   600     3     1     2     3     4  10  20";
         let queue = "    0 32768   644  12   2   30   31   1   2   3   4   5   6   7";
         for (file, line, id, size) in [
-            (File::Segments, segment, 7, 8192),
-            (File::Semaphores, set, 0, 3),
-            (File::Queues, queue, 32768, 12),
+            (ObjectKind::Segment, segment, 7, 8192),
+            (ObjectKind::SemaphoreSet, set, 0, 3),
+            (ObjectKind::MessageQueue, queue, 32768, 12),
         ] {
             let row = file.row(line).expect("a row");
             assert_eq!((row.object.id, row.size), (id, size));
@@ -147,12 +167,15 @@ mod tests {
             } = row.object;
             assert_eq!([uid, gid, maker_uid, maker_gid], [1, 2, 3, 4]);
         }
-        assert_eq!(File::Segments.row(segment).expect("a row").attached, 2);
+        assert_eq!(ObjectKind::Segment.row(segment).expect("a row").attached, 2);
         assert_eq!(
-            File::Segments.row(segment).expect("a row").object.mode,
+            ObjectKind::Segment.row(segment).expect("a row").object.mode,
             0o640
         );
-        assert_eq!(File::Semaphores.row(set).expect("a row").object.key, -5);
-        assert!(File::Queues.row("1 2").is_none());
+        assert_eq!(
+            ObjectKind::SemaphoreSet.row(set).expect("a row").object.key,
+            -5
+        );
+        assert!(ObjectKind::MessageQueue.row("1 2").is_none());
     }
 }

@@ -1,8 +1,10 @@
 //! Message queues of System V.
 
+use rustix::io::Errno;
 use sys::msg;
 
-use super::object::{File, Object, Row};
+use super::object::{Object, ObjectKind};
+use crate::ns::kind::Tree;
 use crate::{Error, Result};
 
 /// A queue.
@@ -29,23 +31,35 @@ struct Message {
     bytes: Vec<u8>,
 }
 
-pub(super) fn read() -> Result<Vec<MessageQueue>> {
-    let read = |row: Row| {
+/// Reads the queues of the namespace. The kernel copies no message that is longer than
+/// kernel.msgmax is now.
+pub(super) fn read(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Vec<MessageQueue>> {
+    let mut all = Vec::new();
+    for row in ObjectKind::MessageQueue.list()? {
         let id = row.object.id;
         let doing = || format!("cannot read System V message queue {id}");
         let failed = |error| Error::kernel(doing(), error);
-        let messages = msg::peek(id).map_err(failed)?.into_iter();
+        let messages = match msg::peek(id) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
+                let what = format!(
+                    "System V message queue {id}, with a message longer than kernel.msgmax is now,"
+                );
+                refused.push(tree.unsupported(what));
+                continue;
+            }
+            messages => messages.map_err(failed)?.into_iter(),
+        };
         let messages = messages.map(|message| Message {
             kind: message.kind,
             bytes: message.bytes,
         });
-        Ok(MessageQueue {
+        all.push(MessageQueue {
             room_bytes: msg::room_bytes(id).map_err(failed)?,
             messages: messages.collect(),
             object: row.object,
-        })
-    };
-    File::Queues.list()?.into_iter().map(read).collect()
+        });
+    }
+    Ok(all)
 }
 
 impl MessageQueue {
@@ -54,23 +68,16 @@ impl MessageQueue {
     }
 
     pub fn restore(&self) -> Result<()> {
-        let Object {
-            id,
-            key,
-            mode,
-            uid,
-            gid,
-            ..
-        } = self.object;
-        let made = File::Queues.create(&self.object, || msg::create(key, mode));
-        let made = made.and_then(|()| {
+        let object = &self.object;
+        let fill = || {
             for Message { kind, bytes } in &self.messages {
                 let (kind, bytes) = (*kind, bytes.clone());
-                msg::send(id, &msg::Message { kind, bytes })?;
+                msg::send(object.id, &msg::Message { kind, bytes })?;
             }
-            msg::give(id, uid, gid, mode, self.room_bytes)
-        });
-        let doing = || format!("cannot make System V message queue {id}");
-        made.map_err(|error| Error::kernel(doing(), error))
+            let room_bytes = self.room_bytes;
+            msg::give(object.id, object.uid, object.gid, object.mode, room_bytes)
+        };
+        let make = || msg::create(object.key, object.mode);
+        ObjectKind::MessageQueue.restore(object, make, fill)
     }
 }

@@ -2,13 +2,10 @@
 
 use sys::sem;
 
-use super::object::{File, Object, Row};
+use super::object::{Object, ObjectKind, Row};
 use crate::task::PartState;
-use crate::task::semaphores::{Debt, debts};
+use crate::task::semaphores::{VALUE_MAX, ValueAdjustment, adjustments_of};
 use crate::{Error, Result};
-
-/// The highest value of a semaphore (`SEMVMX`).
-const VALUE_MAX: u32 = 32_767;
 
 /// A set.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -32,53 +29,47 @@ pub(super) fn read() -> Result<Vec<SemaphoreSet>> {
             values: values.into_iter().map(u32::from).collect(),
         })
     };
-    File::Semaphores.list()?.into_iter().map(read).collect()
+    ObjectKind::SemaphoreSet
+        .list()?
+        .into_iter()
+        .map(read)
+        .collect()
 }
 
 impl SemaphoreSet {
     pub fn is_sound(&self) -> bool {
-        let is_value = |value: &u32| *value <= VALUE_MAX;
+        let is_value = |value: &u32| i64::from(*value) <= VALUE_MAX;
         self.object.is_sound() && !self.values.is_empty() && self.values.iter().all(is_value)
     }
 
-    /// The values that they have while the processes with `debts` are away.
-    fn given_back(&self, debts: &[Debt]) -> Option<Vec<u16>> {
+    /// The values that they have once the kernel has made these `adjustments`.
+    fn adjusted(&self, adjustments: &[ValueAdjustment]) -> Option<Vec<u16>> {
         let values = self.values.iter().map(|value| i64::from(*value));
         let mut values = values.collect::<Vec<_>>();
-        for debt in debts.iter().filter(|debt| debt.set == self.object.id) {
-            *values.get_mut(debt.semaphore)? += debt.value;
+        let own = adjustments.iter();
+        for one in own.filter(|one| one.set == self.object.id) {
+            *values.get_mut(one.semaphore)? += one.value;
         }
-        let is_value = |value: i64| {
-            u16::try_from(value)
-                .ok()
-                .filter(|it| *it <= VALUE_MAX as u16)
-        };
-        values.into_iter().map(is_value).collect()
+        let is_value = |value: &i64| (0..=VALUE_MAX).contains(value);
+        let are_values = values.iter().all(is_value);
+        are_values.then(|| values.into_iter().map(|value| value as u16).collect())
     }
 
-    /// Makes it, for processes with these `parts`.
+    /// Makes it, for processes with these `parts`, which take back what the kernel has adjusted.
     pub fn restore(&self, parts: &[&dyn PartState]) -> Result<()> {
-        let Object {
-            id,
-            key,
-            mode,
-            uid,
-            gid,
-            ..
-        } = self.object;
-        let doing = || format!("cannot make System V semaphores {id}");
-        let values = self.given_back(&debts(parts));
+        let object = &self.object;
+        let values = self.adjusted(&adjustments_of(parts));
         let values = values.ok_or_else(|| {
-            let what = "what is undone to semaphores, which are fewer or have less";
-            Error::corrupt(format!("System V semaphores {id}"), what)
+            let what = "adjustments of semaphores that it has not, or beyond their values";
+            Error::corrupt(format!("System V semaphores {}", object.id), what)
         })?;
         let count = i32::try_from(values.len()).unwrap_or(i32::MAX);
-        let made = File::Semaphores.create(&self.object, || sem::create(key, count, mode));
-        let made = made.and_then(|()| {
-            sem::set_values(id, &values)?;
-            sem::give(id, uid, gid, mode)
-        });
-        made.map_err(|error| Error::kernel(doing(), error))
+        let make = || sem::create(object.key, count, object.mode);
+        let fill = || {
+            sem::set_values(object.id, &values)?;
+            sem::give(object.id, object.uid, object.gid, object.mode)
+        };
+        ObjectKind::SemaphoreSet.restore(object, make, fill)
     }
 }
 
@@ -87,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_those_without_who_borrowed() {
+    fn values_are_adjusted_within_their_range() {
         let set = SemaphoreSet {
             object: Object {
                 id: 3,
@@ -95,20 +86,20 @@ mod tests {
             },
             values: vec![5, 0],
         };
-        let debt = |set, semaphore, value| Debt {
+        let one = |set, semaphore, value| ValueAdjustment {
             set,
             semaphore,
             value,
         };
-        let back = |debts: &[Debt]| set.given_back(debts);
+        let back = |all: &[ValueAdjustment]| set.adjusted(all);
         assert_eq!(back(&[]), Some(vec![5, 0]));
         assert_eq!(
-            back(&[debt(3, 1, 2), debt(4, 0, 9), debt(3, 1, 1)]),
+            back(&[one(3, 1, 2), one(4, 0, 9), one(3, 1, 1)]),
             Some(vec![5, 3])
         );
-        assert_eq!(back(&[debt(3, 0, -6)]), None);
-        assert_eq!(back(&[debt(3, 2, 1)]), None);
-        assert_eq!(back(&[debt(3, 0, 32_762)]), Some(vec![32_767, 0]));
-        assert_eq!(back(&[debt(3, 0, 32_763)]), None);
+        assert_eq!(back(&[one(3, 0, -6)]), None);
+        assert_eq!(back(&[one(3, 2, 1)]), None);
+        assert_eq!(back(&[one(3, 0, 32_762)]), Some(vec![32_767, 0]));
+        assert_eq!(back(&[one(3, 0, 32_763)]), None);
     }
 }
