@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 /// # Errors
 /// `PermissionDenied` where it is another user's, or others can write to it; those of mkdir(2).
 pub fn folder() -> Result<PathBuf> {
-    let folder = place(rustix::process::geteuid().as_raw());
+    let folder = sys::host::path(place(rustix::process::geteuid().as_raw()));
     make(&folder)?;
     Ok(folder)
 }

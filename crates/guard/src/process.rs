@@ -141,7 +141,7 @@ impl<'a> Helper<'a> {
 /// Opens the standard streams of a helper that has none, so that what it opens later does not get
 /// their numbers. Keep what is returned.
 pub fn standard_streams() -> [io::Result<File>; 3] {
-    [(); 3].map(|()| File::open("/dev/null"))
+    [(); 3].map(|()| File::open(sys::host::path("/dev/null")))
 }
 
 /// A helper that is a child. Dropped, it sees the end of its messages, and is waited for.

@@ -17,7 +17,11 @@ const FOLDER: &str = "/sys/kernel/mm/hugepages";
 /// # Errors
 /// [`Error::Unfit`].
 pub(crate) fn check(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
-    check_in(Path::new(FOLDER), &wanted(saved, reader)?, Which::Free)
+    check_in(
+        &sys::host::path(FOLDER),
+        &wanted(saved, reader)?,
+        Which::Free,
+    )
 }
 
 /// Refuses what this host has too few huge pages for even if all of them are free: those of the
@@ -26,7 +30,11 @@ pub(crate) fn check(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
 /// # Errors
 /// [`Error::Unfit`].
 pub(crate) fn check_in_all(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
-    check_in(Path::new(FOLDER), &wanted(saved, reader)?, Which::All)
+    check_in(
+        &sys::host::path(FOLDER),
+        &wanted(saved, reader)?,
+        Which::All,
+    )
 }
 
 /// Which of a host's huge pages count.

@@ -71,7 +71,7 @@ pub(crate) fn check(saved: &Saved<'_>, reader: &Reader, given_up: bool) -> Resul
 
 /// The procfs of this host.
 fn here() -> PathBuf {
-    PathBuf::from(sys::procfs::path(""))
+    PathBuf::from(sys::procfs::path("."))
 }
 
 fn check_in(proc: &Path, (saved, reader): (&Saved<'_>, &Reader), given_up: bool) -> Result<()> {

@@ -30,7 +30,8 @@ impl Cache {
         let host = rustix::system::uname();
         // Without a boot's id, facts of another boot could be taken for this one's: keep none.
         let boot = sys::boot::id();
-        let path = boot.map_or_else(PathBuf::new, |_| Path::new(FOLDER).join(name));
+        let place = |_| sys::host::path(Path::new(FOLDER).join(name));
+        let path = boot.map_or_else(PathBuf::new, place);
         let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
         let key = [
             boot.unwrap_or_default().to_owned(),

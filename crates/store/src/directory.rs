@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, SeekFrom, Stat};
 use rustix::io::Errno;
+use sys::host;
 
 use self::file::{File, NewFile};
 use crate::{Claim, Error, NewObject, Object, Result, Store, check_name};
@@ -111,7 +112,7 @@ impl Directory {
         DirBuilder::new()
             .recursive(true)
             .mode(DIRECTORY_MODE)
-            .create(path)
+            .create(host::path(path))
             .map_err(|source| {
                 let store = path.display().to_string();
                 Error::System {
@@ -151,7 +152,7 @@ impl Directory {
 /// [`Error::System`]; also for names that are not UTF-8.
 pub fn way(from: &Path, to: &Path) -> Result<String> {
     let real = |path: &Path| {
-        let real = path.canonicalize();
+        let real = host::real(path);
         real.map_err(|source| Error::System {
             action: "find",
             name: THE_DIRECTORY.into(),
@@ -185,7 +186,7 @@ fn missing_parents(path: &Path) -> Vec<PathBuf> {
             parent
         };
         parents.push(parent.to_path_buf());
-        if parent.is_dir() {
+        if host::path(parent).is_dir() {
             break;
         }
     }
@@ -210,7 +211,7 @@ fn distrusted(stat: &Stat, own: u32) -> Option<String> {
 
 fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty())
+    rustix::fs::open(host::path(path), flags, Mode::empty())
 }
 
 fn failed_path(action: &'static str, path: &Path, errno: Errno) -> Error {
@@ -293,8 +294,7 @@ impl Location {
             // Older kernels ask for CAP_DAC_READ_SEARCH here, and for nothing when it goes through
             // /proc.
             Err(Errno::NOENT | Errno::PERM) => {
-                use std::os::fd::AsRawFd;
-                let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+                let path = sys::procfs::link(fd);
                 rustix::fs::linkat(CWD, path, &self.fd, name, AtFlags::SYMLINK_FOLLOW)
             }
             result => result,

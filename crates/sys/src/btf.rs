@@ -84,7 +84,7 @@ impl Deref for Bytes {
 
 impl Bytes {
     fn of_kernel() -> io::Result<Self> {
-        let mut file = File::open("/sys/kernel/btf/vmlinux")?;
+        let mut file = File::open(crate::host::path("/sys/kernel/btf/vmlinux"))?;
         let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(0);
         // Since Linux 6.16.
         if let Ok(mapped) = Mapped::new(&file, bytes) {

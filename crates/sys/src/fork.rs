@@ -222,14 +222,18 @@ pub fn daemonize(kept: &[RawFd], name: &std::ffi::CStr, work: impl FnOnce()) -> 
     }
     close_all_but(&in_order(kept));
     let _ = rustix::process::setsid();
-    let _ = rustix::process::chdir("/");
+    if !crate::procfs::is_directory() {
+        let _ = rustix::process::chdir("/");
+    }
     let _ = rustix::thread::set_name(name);
     let done = std::panic::catch_unwind(AssertUnwindSafe(work));
     exit_now(i32::from(done.is_err()))
 }
 
+/// The descriptors of a copy in ascending order: those that it is given, and its way to the host's
+/// files.
 fn in_order(kept: &[RawFd]) -> Vec<RawFd> {
-    let mut kept = kept.to_vec();
+    let mut kept = [kept, &crate::host::numbers()].concat();
     kept.sort_unstable();
     kept
 }

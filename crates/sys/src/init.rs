@@ -7,14 +7,14 @@
 //! restore area.
 
 use std::io::{self, Error};
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use abi::{Addr, Span};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, pidfd_open, pidfd_send_signal, waitpid,
 };
 use rustix::thread::futex;
 
@@ -31,6 +31,7 @@ pub const NUMBER: i32 = 1;
 pub struct Init {
     orders: &'static Orders,
     pid: Pid,
+    pidfd: OwnedFd,
 }
 
 /// The start of the first process.
@@ -67,6 +68,18 @@ struct Orders {
     entry: [AtomicU64; 3],
 }
 
+/// How long the one waits for the other before it looks whether that has ended.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
+/// Tells whether the process of a pidfd has ended.
+fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+    poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 /// The states of [`Orders`].
 mod state {
     pub const NEW: u32 = 0;
@@ -78,23 +91,27 @@ mod state {
 
 impl Init {
     /// Makes the namespace and its first process, which ends with this one as long as nothing else
-    /// is said. Numbers that the kernel chooses in the namespace begin above `last`.
+    /// is said: until it begins, where it is a child of this process's parent (`is_sibling`).
+    /// Numbers that the kernel chooses in the namespace begin above `last`.
     ///
     /// # Errors
     /// `EPERM` without `CAP_SYS_ADMIN`; as clone(2), mmap(2) and write(2).
-    pub fn make(last: i32) -> io::Result<Self> {
+    pub fn make(last: i32, is_sibling: bool) -> io::Result<Self> {
         let orders = Orders::map()?;
         let last = last.to_string();
         let maker = pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
         let old = spawn::set_mask(u64::MAX);
-        let made = spawn::clone_init();
+        let made = spawn::clone_init(is_sibling);
         if let Ok(None) = made {
             wait_and_begin(orders, &maker, &last);
         }
         spawn::set_mask(old);
+        let pid = made?.expect("the new process is elsewhere");
         let init = Self {
             orders,
-            pid: made?.expect("the new process is elsewhere"),
+            pid,
+            // Nobody has reaped it, who does not know of it.
+            pidfd: pidfd_open(pid, PidfdFlags::empty())?,
         };
         match init.wait_past(state::NEW) {
             state::READY => Ok(init),
@@ -109,6 +126,12 @@ impl Init {
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
+    }
+
+    /// The same as a pidfd.
+    #[must_use]
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
     }
 
     /// Has it begin, from a process in its namespace whose descriptors, namespaces and limits
@@ -159,18 +182,18 @@ impl Init {
         ended.map_or_else(|| unreachable!("it waits"), |(_, status)| Ok(status))
     }
 
-    /// Kills it, and with it all that is in its namespace.
+    /// Kills it, and with it all that is in its namespace, and waits for that.
     pub fn end(&self) {
-        let _ = kill_process(self.pid, Signal::KILL);
-        let _ = self.wait();
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        if self.wait().is_err() {
+            // It is its parent's to reap.
+            let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            let _ = rustix::io::retry_on_intr(|| poll(&mut ended, None));
+        }
     }
 
     /// Waits until the state is another one than `old`, or the process has ended.
     fn wait_past(&self, old: u32) -> u32 {
-        const LOOK: Timespec = Timespec {
-            tv_sec: 0,
-            tv_nsec: 100_000_000,
-        };
         loop {
             let seen = self.orders.state.load(Ordering::Acquire);
             if seen != old || self.has_ended() {
@@ -180,11 +203,9 @@ impl Init {
         }
     }
 
-    /// Tells whether it has ended, in its maker.
+    /// Tells whether it has ended.
     fn has_ended(&self) -> bool {
-        use rustix::process::{WaitId, WaitIdOptions, waitid};
-        let now = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        matches!(waitid(WaitId::Pid(self.pid), now), Ok(Some(_)))
+        has_ended(self.pidfd.as_fd())
     }
 
     fn error(&self) -> Error {
@@ -215,7 +236,11 @@ fn wait_and_begin(orders: &Orders, maker: &OwnedFd, last: &str) -> ! {
     let told = prepare(maker, last).and_then(|()| {
         change(orders, state::READY);
         while orders.state.load(Ordering::Acquire) == state::READY {
-            wait_while(&orders.state, state::READY, None);
+            wait_while(&orders.state, state::READY, Some(LOOK));
+            // Of a maker that is no parent, no signal tells.
+            if has_ended(maker.as_fd()) {
+                return Err(Error::from_raw_os_error(libc::ESRCH));
+            }
         }
         take_over(orders)
     });
@@ -243,8 +268,7 @@ fn change(orders: &Orders, state: u32) {
 fn prepare(maker: &OwnedFd, last: &str) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // One that has ended before sends nothing, and has no number here that could tell it.
-    let mut ended = [PollFd::new(maker, PollFlags::IN)];
-    if poll(&mut ended, Some(&Timespec::default()))? > 0 {
+    if has_ended(maker.as_fd()) {
         return Err(Error::from_raw_os_error(libc::ESRCH));
     }
     // The file is about the namespace of its writer.

@@ -15,6 +15,8 @@ pub const PATH: &str = "/proc/self/mountinfo";
 pub struct Mount {
     /// Its number (`mnt_id`).
     pub id: u64,
+    /// The number of the mount that it is on.
+    pub parent: u64,
     /// Numbers of the device, by which programs know its files (`st_dev`).
     pub device: (u32, u32),
     /// The directory of the file system that is mounted.
@@ -23,8 +25,12 @@ pub struct Mount {
     pub point: PathBuf,
     /// Options of the mount: `rw,noatime`.
     pub options: String,
+    /// How mounts on it spread: `shared:7`, `master:3`, `unbindable`.
+    pub propagation: Vec<String>,
     /// The type of the file system.
     pub kind: String,
+    /// The source that mount(2) was given: a device, or any word.
+    pub source: Vec<u8>,
     /// Options of the file system: `rw,data=journal`.
     pub fs_options: String,
 }
@@ -35,32 +41,60 @@ pub struct Mount {
 /// The list cannot be read.
 pub fn read() -> io::Result<Vec<Mount>> {
     let text = procfs::read("self/mountinfo")?;
+    Ok(parse(&text))
+}
+
+/// The mounts of a list.
+#[must_use]
+pub fn parse(text: &[u8]) -> Vec<Mount> {
     let lines = text.split(|byte| *byte == b'\n');
-    Ok(lines.filter_map(Mount::parse).collect())
+    lines.filter_map(Mount::parse).collect()
 }
 
 impl Mount {
+    /// The number of a group that it is in, as its propagation names it: of its peers (`shared`),
+    /// or of those whose mounts it gets (`master`).
+    #[must_use]
+    pub fn group(&self, name: &str) -> Option<u64> {
+        let mut words = self.propagation.iter();
+        words.find_map(|word| {
+            let (known, number) = word.split_once(':')?;
+            number.parse().ok().filter(|_| known == name)
+        })
+    }
+
     /// Reads a line of the list.
     #[must_use]
     pub fn parse(line: &[u8]) -> Option<Self> {
         let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
         let mut words = line.split(|byte| *byte == b' ');
         let id = text(words.next()?).parse().ok()?;
-        let device = text(words.nth(1)?);
+        let parent = text(words.next()?).parse().ok()?;
+        let device = text(words.next()?);
         let (major, minor) = device.split_once(':')?;
         let root = unescape(words.next()?);
         let point = PathBuf::from(OsString::from_vec(unescape(words.next()?)));
         let options = text(words.next()?);
-        let mut words = words.skip_while(|word| *word != b"-");
-        let kind = text(words.nth(1)?);
-        let fs_options = text(words.nth(1)?);
+        let mut propagation = Vec::new();
+        loop {
+            match words.next()? {
+                b"-" => break,
+                word => propagation.push(text(word)),
+            }
+        }
+        let kind = text(words.next()?);
+        let source = unescape(words.next()?);
+        let fs_options = text(words.next()?);
         Some(Self {
             id,
+            parent,
             device: (major.parse().ok()?, minor.parse().ok()?),
             root,
             point,
             options,
+            propagation,
             kind,
+            source,
             fs_options,
         })
     }
@@ -88,11 +122,14 @@ mod tests {
         let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext4 /dev/root rw,errors=c";
         let mount = Mount {
             id: 36,
+            parent: 35,
             device: (98, 0),
             root: b"/mnt1".to_vec(),
             point: PathBuf::from("/mnt 2"),
             options: "rw,noatime".to_owned(),
+            propagation: vec!["master:1".to_owned()],
             kind: "ext4".to_owned(),
+            source: b"/dev/root".to_vec(),
             fs_options: "rw,errors=c".to_owned(),
         };
         assert_eq!(Mount::parse(line), Some(mount));

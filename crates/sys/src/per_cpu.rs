@@ -102,7 +102,7 @@ pub fn online() -> io::Result<Vec<u32>> {
 }
 
 fn listed(path: &str) -> io::Result<Vec<u32>> {
-    let text = std::fs::read_to_string(path)?;
+    let text = std::fs::read_to_string(crate::host::path(path))?;
     let invalid = || Error::from(io::ErrorKind::InvalidData);
     parse(text.trim()).ok_or_else(invalid)
 }

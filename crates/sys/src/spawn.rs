@@ -74,11 +74,17 @@ pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
 ///
 /// # Errors
 /// As clone(2).
-pub(crate) fn clone_init() -> io::Result<Option<Pid>> {
-    let flags = libc::CLONE_NEWPID.cast_unsigned();
+pub(crate) fn clone_init(is_sibling: bool) -> io::Result<Option<Pid>> {
+    let sibling = if is_sibling { libc::CLONE_PARENT } else { 0 };
+    let flags = (libc::CLONE_NEWPID | sibling).cast_unsigned();
     let args = CloneArgs {
         flags: u64::from(flags) | linux_raw_sys::general::CLONE_CLEAR_SIGHAND,
-        exit_signal: libc::SIGCHLD.cast_unsigned().into(),
+        // A sibling has its maker's.
+        exit_signal: if is_sibling {
+            0
+        } else {
+            libc::SIGCHLD.cast_unsigned().into()
+        },
         ..CloneArgs::default()
     };
     clone(&args)

@@ -63,7 +63,12 @@ impl Handed {
     /// `ENOENT` where there is no device, `EACCES`.
     pub fn new(pid: i32, taken: &[i32], flags: u64) -> io::Result<Self> {
         let mode = OFlags::RDWR | OFlags::CLOEXEC;
-        let device = openat(CWD, "/dev/userfaultfd", mode, Mode::empty())?;
+        let device = openat(
+            CWD,
+            sys::host::path("/dev/userfaultfd"),
+            mode,
+            Mode::empty(),
+        )?;
         let listener = socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use sys::mountinfo;
+use sys::{host, mountinfo};
 
 use crate::{Error, Result};
 
@@ -33,7 +33,7 @@ impl Mounts {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn read() -> Result<Self> {
-        let read = mountinfo::read();
+        let read = host::mounts();
         let all =
             read.map_err(|error| Error::kernel(format!("read {}", mountinfo::PATH), error))?;
         Ok(Self(all.into_iter().filter_map(hierarchy).collect()))
@@ -132,7 +132,7 @@ fn hierarchy(mount: mountinfo::Mount) -> Option<Mount> {
     Some(Mount {
         controllers: controllers.collect(),
         root: mount.root,
-        at: mount.point,
+        at: host::path(mount.point),
     })
 }
 

@@ -8,8 +8,9 @@ use crate::error::Result;
 /// Each row's crates, lowest first. `abi` has only words, which the rest of the lowest row may use.
 const ROWS: &[&[&str]] = &[
     &["abi"],
-    &["sys", "store"],
-    &["blob", "guard", "image"],
+    &["sys"],
+    &["guard", "store"],
+    &["blob", "image"],
     &["tracee", "pages"],
     &["memory", "resources"],
     &["freeze", "serve"],
@@ -112,8 +113,8 @@ mod tests {
         let text = "[dependencies]\nprocess.workspace = true\nblob.workspace = true\n";
         let place = "crates/image/Cargo.toml";
         let want = [
-            format!("{place}:2: image (row 2) may only use rows below its own, not process"),
-            format!("{place}:3: image (row 2) may only use rows below its own, not blob"),
+            format!("{place}:2: image (row 3) may only use rows below its own, not process"),
+            format!("{place}:3: image (row 3) may only use rows below its own, not blob"),
         ];
         assert_eq!(rules("image", text), want);
     }
@@ -123,7 +124,7 @@ mod tests {
         let text = "[dependencies]\nsys.workspace = true\nmemory.workspace = true\n";
         let want = [
             "crates/pages/Cargo.toml:2: `pages` knows no processes",
-            "crates/pages/Cargo.toml:3: pages (row 3) may only use rows below its own, not memory",
+            "crates/pages/Cargo.toml:3: pages (row 4) may only use rows below its own, not memory",
         ];
         assert_eq!(rules("pages", text), want);
     }

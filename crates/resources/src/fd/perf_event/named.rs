@@ -10,7 +10,11 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 /// The number that this host has given to a driver of events.
 pub(super) fn driver(name: &str) -> Option<u32> {
     let path = format!("/sys/bus/event_source/devices/{name}/type");
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    fs::read_to_string(sys::host::path(path))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// The tracepoints of this host, wherever tracefs is mounted or not.
