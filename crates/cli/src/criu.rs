@@ -334,15 +334,19 @@ pub static FLAGS: &[Flag] = &[
     flag("experimental", Switch, [Idle, Idle, Taken])
         .on(|o| o.extra = true)
         .help("The same as --extra: no feature is experimental"),
-    flag("ext-mount-map", Required, [Refused, Refused, Idle]).short('M').repeats(),
+    flag("ext-mount-map", Required, [Taken, Taken, Idle]).short('M').repeats()
+        .with("KEY:VALUE", |o, value| values::mount_map(text(value)?, &mut o.allowed))
+        .help("The same as --external mnt[KEY]:VALUE; auto needs not be said"),
     flag("ext-unix-sk", Optional, [Taken, Taken, Idle]).short('x').repeats()
         .with("INODE,…", |o, value| values::inodes(value, &mut o.allowed))
         .help("Unix sockets may be connected to somebody outside the tree: any, or those of these \
             inodes"),
-    flag("external", Required, [Taken, Refused, Idle]).repeats()
-        .with("pipe[:[INODE]]", |o, value| values::external(text(value)?, &mut o.allowed))
-        .help("Pipes may have their other end outside of the tree: any, or the one of this inode; \
-            a restore is handed them by --inherit-fd; may be given again"),
+    flag("external", Required, [Taken, Taken, Idle]).repeats()
+        .with("RESOURCE", |o, value| values::external(text(value)?, &mut o.allowed))
+        .help("What is outside of the tree; may be given again. pipe, pipe:[INODE]: pipes may have \
+            their other end there, any or this one; a restore is handed them by --inherit-fd. \
+            mnt[PATH]:NAME: what is mounted at PATH is not saved; on restore, mnt[NAME]:PATH says \
+            where it is"),
     flag("extra", Switch, [Idle, Idle, Taken])
         .on(|o| o.extra = true)
         .help("A feature that only some targets need counts, too"),
@@ -438,8 +442,9 @@ pub static FLAGS: &[Flag] = &[
     flag("restore-sibling", Switch, [Idle, Taken, Idle]).short('S')
         .on(|o| o.restore.sibling = true)
         .help("Make the root a child of this program's parent; needs --restore-detached"),
-    // It is about mount namespaces, and no image has one of its own.
-    flag("root", Required, [Idle, Idle, Idle]).short('r'),
+    flag("root", Required, [Idle, Taken, Idle]).short('r')
+        .with("DIR", |o, value| values::root(path(value)?, &mut o.allowed))
+        .help("The root directory of a tree that has a mount namespace of its own"),
     flag("shell-job", Switch, [Taken, Taken, Idle]).short('j')
         .on(|o| o.allowed.shell_job = true)
         .help("The session or the terminal of the tree belongs to a shell outside of it"),

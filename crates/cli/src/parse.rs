@@ -170,7 +170,9 @@ mod tests {
                 let value = match (flag.name, flag.values, flag.argument) {
                     (_, [.., last], _) => Some(*last),
                     ("inherit-fd", ..) => Some("fd[3]:x"),
+                    ("external", ..) if command == Command::Restore => Some("mnt[x]:/y"),
                     ("external", ..) => Some("pipe:[3]"),
+                    ("ext-mount-map", ..) => Some("x:/y"),
                     ("cgroup-root", ..) => Some("cpu:/x"),
                     ("compress", ..) => Some("zstd:9"),
                     (_, [], Argument::Required) => Some("17"),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use process::options::Compression;
-use process::{Allow, CgroupMode, CpuCap, FileValidation, Inherited};
+use process::{Allow, CgroupMode, CpuCap, ExternalMount, FileValidation, Inherited};
 use rustix::process::Pid;
 
 /// Reads text that has to be there.
@@ -76,8 +76,21 @@ pub fn inodes(value: Option<&OsStr>, allowed: &mut Allow) -> Result<(), String> 
     Ok(())
 }
 
-/// Reads what is outside of the tree: of all that criu(8) knows, pipes.
+/// Reads what is outside of the tree: of all that criu(8) knows, pipes and mounts.
 pub fn external(text: &str, allowed: &mut Allow) -> Result<(), String> {
+    if let Some((key, value)) = text
+        .strip_prefix("mnt[")
+        .and_then(|rest| rest.split_once(']'))
+    {
+        let value = match value.strip_prefix(':') {
+            // What the host has mounted as well need not be named.
+            _ if key.is_empty() => return Ok(()),
+            Some(value) => value,
+            None if value.is_empty() => key,
+            None => return Err(format!("{text:?} is no mnt[KEY]:VALUE")),
+        };
+        return external_mount(key, value, allowed);
+    }
     let pipes = &mut allowed.external_pipes;
     let inode = text
         .strip_prefix("pipe:[")
@@ -86,8 +99,36 @@ pub fn external(text: &str, allowed: &mut Allow) -> Result<(), String> {
     match (text, inode) {
         ("pipe", _) => pipes.all = true,
         (_, Some(inode)) => pipes.inodes.push(inode),
-        _ => return Err(format!("{text:?} is not there yet: pipe or pipe:[INODE]")),
+        _ => {
+            return Err(format!(
+                "{text:?} is not there yet: pipe, pipe:[INODE] or mnt[KEY]:VALUE"
+            ));
+        }
     }
+    Ok(())
+}
+
+/// Reads a mount from elsewhere as older versions of criu(8) have it.
+pub fn mount_map(text: &str, allowed: &mut Allow) -> Result<(), String> {
+    match text.split_once(':') {
+        // What the host has mounted as well need not be named.
+        None if text == "auto" => Ok(()),
+        Some((key, value)) if !key.is_empty() => external_mount(key, value, allowed),
+        _ => Err(format!("{text:?} is no KEY:VALUE")),
+    }
+}
+
+fn external_mount(key: &str, value: &str, allowed: &mut Allow) -> Result<(), String> {
+    let (key, value) = (key.to_owned(), value.to_owned());
+    allowed.mounts.external.push(ExternalMount { key, value });
+    Ok(())
+}
+
+/// Reads the root directory of a tree.
+pub fn root(folder: PathBuf, allowed: &mut Allow) -> Result<(), String> {
+    let whole = std::path::absolute(&folder);
+    let whole = whole.map_err(|error| format!("{}: {error}", folder.display()))?;
+    allowed.mounts.root = Some(whole);
     Ok(())
 }
 

@@ -79,7 +79,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let wants_pids = options.new_pid_ns || saved.tree.has_pid_ns || has_init;
     let wants_namespaces = wants_pids || !saved.namespaces.is_empty();
     if wants_namespaces {
-        namespaces::check(options)?;
+        namespaces::check(options, has_init)?;
     }
     observer
         .stage(Stage::PreRestore, None)
@@ -92,7 +92,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         return bring_back_here(options, &reader, saved, origin, began, observer);
     }
     observer.fork();
-    match namespaces::make(&saved, wants_pids)? {
+    match namespaces::make(&saved, wants_pids, options)? {
         Side::Outer(outer) => attend(outer, &saved, began, observer),
         Side::Inner(mut inner) => {
             let way = std::mem::take(&mut inner.way);

@@ -33,4 +33,6 @@ mod testing;
 
 pub use error::{Error, Result};
 pub use inherited::Inherited;
-pub use options::{Allow, DEFAULT_GHOST_LIMIT_BYTES, ExternalPipes, FileValidation};
+pub use options::{
+    Allow, DEFAULT_GHOST_LIMIT_BYTES, ExternalMount, ExternalPipes, FileValidation, MountOptions,
+};

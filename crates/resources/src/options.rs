@@ -52,6 +52,26 @@ pub struct Allow {
     pub save_files: Vec<OsString>,
     /// `--ghost-limit`: the largest deleted file whose contents are stored, in bytes.
     pub ghost_limit_bytes: u64,
+    /// `--root`, `--external mnt[…]:…`, `--ext-mount-map`: the tree's own mounts.
+    pub mounts: MountOptions,
+}
+
+/// Mounts of a tree that are made by somebody else.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    /// The directory that a restore makes the tree's root.
+    pub root: Option<PathBuf>,
+    /// Those that are external.
+    pub external: Vec<ExternalMount>,
+}
+
+/// A mount from elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExternalMount {
+    /// At a dump, the directory or file on which it is mounted; at a restore, its name.
+    pub key: String,
+    /// At a dump, the name that it gets in the image; at a restore, the path of what is mounted.
+    pub value: String,
 }
 
 /// Pipes whose other end is outside of the tree, and which a restore is handed (`--inherit-fd`).
@@ -95,6 +115,7 @@ impl Default for Allow {
             cgroups: Management::default(),
             save_files: Vec::new(),
             ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
+            mounts: MountOptions::default(),
         }
     }
 }

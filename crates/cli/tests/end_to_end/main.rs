@@ -38,6 +38,7 @@ mod obstacles;
 mod old_images;
 mod one_memory;
 mod other_kinds;
+mod own_mounts;
 mod own_namespaces;
 mod packets;
 mod perf_events;

@@ -230,6 +230,7 @@ fn around(
     let tree = ns::Tree {
         root: frozen.tasks[0].pid(),
         tasks: &tasks.collect::<Vec<_>>(),
+        mounts: &how.allow.mounts,
     };
     let mut records = cgroups.flatten().into_iter().collect::<Vec<_>>();
     let flags = how.namespaces.flags;

@@ -5,6 +5,7 @@ use std::fmt;
 use prost::Message;
 
 use crate::fd::table::Link;
+use crate::options::MountOptions;
 use crate::task::PartState;
 use crate::{Error, Result};
 
@@ -18,6 +19,17 @@ pub struct Tree<'a> {
     pub root: i32,
     /// Its tasks.
     pub tasks: &'a [TreeTask<'a>],
+    /// The caller's word about its mounts.
+    pub mounts: &'a MountOptions,
+}
+
+/// A tree for which namespaces are made.
+#[derive(Clone, Copy, Debug)]
+pub struct Construction<'a> {
+    /// The parts of its threads.
+    pub parts: &'a [&'a dyn PartState],
+    /// The caller's word about its mounts.
+    pub mounts: &'a MountOptions,
 }
 
 /// A task of a tree.
@@ -69,11 +81,11 @@ pub trait Kind: Sync + 'static {
     fn check(record: &Self::Record) -> Result<()>;
 
     /// Gives the namespace that this process is in, a new one, what the record has, before the
-    /// tasks are made that have `parts`.
+    /// tasks are made.
     ///
     /// # Errors
     /// [`Error::Kernel`], [`Error::Mismatch`].
-    fn restore(record: &Self::Record, parts: &[&dyn PartState]) -> Result<()>;
+    fn restore(record: &Self::Record, construction: &Construction<'_>) -> Result<()>;
 
     /// Gives it the rest, which would be in the way of objects that are made for the tasks, once
     /// these are there.
@@ -153,7 +165,7 @@ pub trait Namespace: Send + Sync {
     ///
     /// # Errors
     /// Those of [`Kind::restore`].
-    fn restore(&self, parts: &[&dyn PartState]) -> Result<()>;
+    fn restore(&self, construction: &Construction<'_>) -> Result<()>;
     /// See [`Kind::finish`].
     ///
     /// # Errors
@@ -180,8 +192,8 @@ impl<K: Kind> Namespace for Record<K> {
         K::FLAG
     }
 
-    fn restore(&self, parts: &[&dyn PartState]) -> Result<()> {
-        K::restore(&self.0, parts)
+    fn restore(&self, construction: &Construction<'_>) -> Result<()> {
+        K::restore(&self.0, construction)
     }
 
     fn finish(&self) -> Result<()> {

@@ -7,14 +7,15 @@
 
 mod ipc;
 mod kind;
+mod mnt;
 mod netns;
 mod settings;
 mod uts;
 
-pub use kind::{ErasedKind, Kind, Namespace, Tree, TreeTask};
+pub use kind::{Construction, ErasedKind, Kind, Namespace, Tree, TreeTask};
 
 /// All kinds, in the order in which a restore fills them.
-pub const KINDS: &[&dyn ErasedKind] = &[&uts::Uts, &ipc::Ipc, &netns::Net];
+pub const KINDS: &[&dyn ErasedKind] = &[&uts::Uts, &ipc::Ipc, &netns::Net, &mnt::Mnt];
 
 /// The kind whose records have this number.
 #[must_use]

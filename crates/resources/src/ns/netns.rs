@@ -19,11 +19,10 @@ use rustix::io::Errno;
 use sys::bpf_map::{NETWORK_HOOKS, attached_to_network};
 use sys::netlink::{Batch, DUMP, Message, Netlink, REQUEST, attributes, word};
 
-use super::kind::{FIRST_TAG, Kind, Tree, record_name};
+use super::kind::{Construction, FIRST_TAG, Kind, Tree, record_name};
 use super::settings::{Setting, Settings};
 use crate::fd::tcp::lock;
 use crate::fd::tun::{self, ForeignRoute, Interface};
-use crate::task::PartState;
 use crate::{Error, Result};
 
 /// The interface that every namespace has.
@@ -109,7 +108,7 @@ impl Kind for Net {
         }
     }
 
-    fn restore(record: &Record, _: &[&dyn PartState]) -> Result<()> {
+    fn restore(record: &Record, _: &Construction<'_>) -> Result<()> {
         SETTINGS.restore(&record.settings)?;
         let loopback = record.loopback.as_ref().expect("checked");
         loopback.apply_link(LOOPBACK)
@@ -354,6 +353,7 @@ mod tests {
                 &Tree {
                     root: 1,
                     tasks: &[],
+                    mounts: &crate::MountOptions::default(),
                 },
                 &mut Vec::new(),
             );

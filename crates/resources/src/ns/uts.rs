@@ -6,8 +6,7 @@
 
 use rustix::system::{setdomainname, sethostname, uname};
 
-use super::kind::{FIRST_TAG, Kind, Tree, record_name};
-use crate::task::PartState;
+use super::kind::{Construction, FIRST_TAG, Kind, Tree, record_name};
 use crate::{Error, Result};
 
 /// The most bytes of a name (`__NEW_UTS_LEN`).
@@ -49,7 +48,7 @@ impl Kind for Uts {
         }
     }
 
-    fn restore(record: &Record, _: &[&dyn PartState]) -> Result<()> {
+    fn restore(record: &Record, _: &Construction<'_>) -> Result<()> {
         let set = sethostname(&record.host).and_then(|()| setdomainname(&record.domain));
         set.map_err(|errno| Error::kernel("cannot set the names of the host", errno))
     }
@@ -69,6 +68,7 @@ mod tests {
         let tree = Tree {
             root: 1,
             tasks: &[],
+            mounts: &crate::MountOptions::default(),
         };
         let record = Uts::dump(&tree, &mut Vec::new()).expect("it is read");
         let own = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("it is there");

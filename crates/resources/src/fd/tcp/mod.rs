@@ -548,6 +548,10 @@ mod tests {
             yard: None,
         },
         ghost_limit_bytes: 0,
+        mounts: crate::MountOptions {
+            root: None,
+            external: Vec::new(),
+        },
     };
 
     fn connection(at: &str) -> (TcpListener, TcpStream, TcpStream) {

@@ -22,9 +22,8 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use self::object::ObjectKind;
 use self::queues::MessageQueue;
 use self::semaphores::SemaphoreSet;
-use super::kind::{FIRST_TAG, Kind, Tree, record_name};
+use super::kind::{Construction, FIRST_TAG, Kind, Tree, record_name};
 use super::settings::{Setting, Settings};
-use crate::task::PartState;
 use crate::task::semaphores::is_untold;
 use crate::{Error, Result};
 
@@ -116,10 +115,10 @@ impl Kind for Ipc {
         }
     }
 
-    fn restore(record: &Record, parts: &[&dyn PartState]) -> Result<()> {
+    fn restore(record: &Record, construction: &Construction<'_>) -> Result<()> {
         SETTINGS.restore(&record.settings)?;
         let mut sets = record.sets.iter();
-        sets.try_for_each(|set| set.restore(parts))?;
+        sets.try_for_each(|set| set.restore(construction.parts))?;
         record.queues.iter().try_for_each(MessageQueue::restore)
     }
 
@@ -195,6 +194,7 @@ mod tests {
         let tree = Tree {
             root: 1,
             tasks: &[],
+            mounts: &crate::MountOptions::default(),
         };
         let record = Ipc::dump(&tree, &mut Vec::new()).expect("it is read");
         let has = |path: &str| record.settings.iter().any(|one| one.path == path);
