@@ -324,7 +324,10 @@ pub static FLAGS: &[Flag] = &[
     flag("display-stats", Switch, [Taken, Taken, Idle]).on_pre_dump()
         .on(|o| o.display_stats = true)
         .help("Print what was done: tasks, pages, bytes, times"),
-    flag("empty-ns", Required, [Refused, Refused, Idle]),
+    flag("empty-ns", Required, [Taken, Idle, Idle]).repeats()
+        .with("net", |o, value| values::empty_namespace(text(value)?, &mut o.allowed))
+        .help("Interfaces, rules and filters of the tree's own network namespace are not saved: \
+            somebody else brings them back; the loopback is"),
     flag("enable-external-masters", Bare, [Refused, Idle, Idle]),
     flag("enable-external-sharing", Bare, [Refused, Idle, Idle]),
     flag("enable-fs", Required, [Refused, Refused, Idle]).repeats(),
@@ -346,7 +349,8 @@ pub static FLAGS: &[Flag] = &[
         .help("What is outside of the tree; may be given again. pipe, pipe:[INODE]: pipes may have \
             their other end there, any or this one; a restore is handed them by --inherit-fd. \
             mnt[PATH]:NAME: what is mounted at PATH is not saved; on restore, mnt[NAME]:PATH says \
-            where it is"),
+            where it is. net[INODE]:NAME: the tree's network namespace is not saved; on restore, \
+            --inherit-fd fd[N]:NAME hands one on"),
     flag("extra", Switch, [Idle, Idle, Taken])
         .on(|o| o.extra = true)
         .help("A feature that only some targets need counts, too"),

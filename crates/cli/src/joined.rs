@@ -35,7 +35,7 @@ pub fn join(
     observer: &mut dyn Observer,
 ) -> Result<Worker, Failure> {
     logfile::flush();
-    let mut outer = match namespaces::join(wanted.tree).map_err(Failure::engine(doing))? {
+    let mut outer = match namespaces::join(wanted).map_err(Failure::engine(doing))? {
         None => return Ok(Worker::Here),
         Some(Side::Outer(outer)) => outer,
         Some(Side::Inner(inner)) => {

@@ -172,6 +172,7 @@ mod tests {
                     ("inherit-fd", ..) => Some("fd[3]:x"),
                     ("external", ..) if command == Command::Restore => Some("mnt[x]:/y"),
                     ("external", ..) => Some("pipe:[3]"),
+                    ("empty-ns", ..) => Some("net"),
                     ("ext-mount-map", ..) => Some("x:/y"),
                     ("cgroup-root", ..) => Some("cpu:/x"),
                     ("compress", ..) => Some("zstd:9"),

@@ -6,7 +6,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use process::options::Compression;
-use process::{Allow, CgroupMode, CpuCap, ExternalMount, FileValidation, Inherited};
+use process::{
+    Allow, CgroupMode, CpuCap, ExternalMount, ExternalNamespace, FileValidation, Inherited,
+};
 use rustix::process::Pid;
 
 /// Reads text that has to be there.
@@ -91,6 +93,17 @@ pub fn external(text: &str, allowed: &mut Allow) -> Result<(), String> {
         };
         return external_mount(key, value, allowed);
     }
+    if let Some(rest) = text.strip_prefix("net[") {
+        let namespace = rest.split_once("]:").and_then(|(inode, name)| {
+            let kind = "net".to_owned();
+            let name = Some(name.to_owned()).filter(|name| !name.is_empty())?;
+            let inode = inode.parse().ok()?;
+            Some(ExternalNamespace { kind, inode, name })
+        });
+        let namespace = namespace.ok_or_else(|| format!("{text:?} is no net[INODE]:NAME"))?;
+        allowed.namespaces.external.push(namespace);
+        return Ok(());
+    }
     let pipes = &mut allowed.external_pipes;
     let inode = text
         .strip_prefix("pipe:[")
@@ -101,7 +114,7 @@ pub fn external(text: &str, allowed: &mut Allow) -> Result<(), String> {
         (_, Some(inode)) => pipes.inodes.push(inode),
         _ => {
             return Err(format!(
-                "{text:?} is not there yet: pipe, pipe:[INODE] or mnt[KEY]:VALUE"
+                "{text:?} is not there yet: pipe, pipe:[INODE], mnt[KEY]:VALUE or net[INODE]:NAME"
             ));
         }
     }
@@ -120,15 +133,23 @@ pub fn mount_map(text: &str, allowed: &mut Allow) -> Result<(), String> {
 
 fn external_mount(key: &str, value: &str, allowed: &mut Allow) -> Result<(), String> {
     let (key, value) = (key.to_owned(), value.to_owned());
-    allowed.mounts.external.push(ExternalMount { key, value });
+    allowed.namespaces.mounts.push(ExternalMount { key, value });
     Ok(())
+}
+
+/// Reads the kind of a namespace in which nothing is saved.
+pub fn empty_namespace(text: &str, allowed: &mut Allow) -> Result<(), String> {
+    match text {
+        "net" => Ok(allowed.namespaces.empty.push(text.to_owned())),
+        other => Err(format!("{other:?} cannot be empty: net")),
+    }
 }
 
 /// Reads the root directory of a tree.
 pub fn root(folder: PathBuf, allowed: &mut Allow) -> Result<(), String> {
     let whole = std::path::absolute(&folder);
     let whole = whole.map_err(|error| format!("{}: {error}", folder.display()))?;
-    allowed.mounts.root = Some(whole);
+    allowed.namespaces.root = Some(whole);
     Ok(())
 }
 

@@ -61,6 +61,11 @@ impl Homework {
         Err(later(pid, "files that it watches are to be looked for"))
     }
 
+    /// Tells whether there is something to do.
+    pub fn is_there(&self) -> bool {
+        self.has_unfound || !self.purposes.is_empty()
+    }
+
     /// Does what there is to do while the tree runs, until `deadline`. Gives whether there was
     /// anything.
     ///

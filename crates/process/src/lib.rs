@@ -77,7 +77,7 @@ pub use report::{
     DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer, Stage,
 };
 pub use resources::cgroup::{Management as CgroupManagement, Mode as CgroupMode};
-pub use resources::{ExternalMount, FileValidation};
+pub use resources::{ExternalMount, ExternalNamespace, FileValidation};
 pub use restore::{Job, Restored, plan, restore};
 pub use seal::facts;
 pub use statistics::{DumpKind, Statistics};

@@ -46,7 +46,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 
 use guard::{Channel, UndoList};
-use resources::{MountOptions, ns};
+use resources::ns;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use sys::fork::{Fork, fork, fork_in, fork_init};
 use sys::init::Init;
@@ -58,7 +58,7 @@ use self::membership::{check_alone, theirs};
 pub use self::outer::{Outcome, Outer};
 use crate::options::OwnNamespaces;
 use crate::records::Saved;
-use crate::{Afterwards, Error, RestoreOptions, Result};
+use crate::{Afterwards, DumpOptions, Error, RestoreOptions, Result};
 
 /// The process outside of the namespace, or its copy inside.
 #[derive(Debug)]
@@ -90,18 +90,17 @@ pub(crate) enum Way {
 /// [`Error::Threads`]; [`Error::Kernel`] without the right to make namespaces. The copy, too,
 /// returns an error when it has no /proc, or a namespace does not take what it had.
 pub(crate) fn make(saved: &Saved<'_>, has_pids: bool, options: &RestoreOptions) -> Result<Side> {
-    let (mounts, is_sibling) = (&options.allowed.mounts, options.sibling);
     if !has_pids {
         let side = split(fork, || Way::Sibling)?;
         if let Side::Inner(_) = side {
-            make_others(saved, mounts)?;
+            make_others(saved, options)?;
         }
         return Ok(side);
     }
     let last = last_number(saved)?;
     let has_init = saved.tasks[0].node.pid == sys::init::NUMBER;
     let side = if has_init {
-        make_around(last, is_sibling)?
+        make_around(last, options.sibling)?
     } else {
         split(fork_init, || Way::Child)?
     };
@@ -110,7 +109,7 @@ pub(crate) fn make(saved: &Saved<'_>, has_pids: bool, options: &RestoreOptions) 
             let mounted = sys::mounts::mount_own_procfs();
             mounted.map_err(|e| Error::kernel("cannot mount a /proc of the namespace", e))?;
         }
-        make_others(saved, mounts)?;
+        make_others(saved, options)?;
         if !has_init {
             let set = procfs::write("sys/kernel/ns_last_pid", last.to_string());
             set.map_err(|e| Error::kernel("cannot set /proc/sys/kernel/ns_last_pid", e))?;
@@ -121,15 +120,28 @@ pub(crate) fn make(saved: &Saved<'_>, has_pids: bool, options: &RestoreOptions) 
 
 /// Has this process, a copy, enter new namespaces of the tree's other kinds, and gives them what
 /// they had.
-fn make_others(saved: &Saved<'_>, mounts: &MountOptions) -> Result<()> {
+fn make_others(saved: &Saved<'_>, options: &RestoreOptions) -> Result<()> {
     let failed = |e| Error::kernel("cannot make the namespaces of the tree", e);
-    let flags = saved.namespace_flags();
+    let mut flags = saved.namespace_flags();
+    for namespace in &saved.namespaces {
+        if let Some(name) = namespace.external() {
+            flags &= !namespace.flag();
+            let given = options.inherit_fds.iter();
+            let mut given = given.filter(|one| one.stands_for.name() == name.as_bytes());
+            let given = given.next().ok_or_else(|| {
+                let kind = namespace.name();
+                let what = format!("the {kind} namespace is external ({name}): --inherit-fd");
+                Error::Unfit(what)
+            })?;
+            sys::world::enter(given.fd.as_fd()).map_err(failed)?;
+        }
+    }
     leave_mounts(flags, || sys::world::unshare(flags)).map_err(failed)?;
     let threads = saved.tasks.iter().flat_map(|task| &task.threads);
     let parts = threads.flat_map(|thread| thread.parts.iter().map(|part| &**part));
     let construction = ns::Construction {
         parts: &parts.collect::<Vec<_>>(),
-        mounts,
+        options: &options.allowed.namespaces,
     };
     let mut all = saved.namespaces.iter();
     Ok(all.try_for_each(|namespace| namespace.restore(&construction))?)
@@ -181,8 +193,8 @@ fn make_around(last: i32, is_sibling: bool) -> Result<Side> {
     Ok(split)
 }
 
-/// Makes a copy of this process in the namespaces of process `root`, as far as these are others
-/// than this process's: `None` if none is. The copy finds the root under the number that
+/// Makes a copy of this process in the namespaces of the tree that is to be dumped, as far as these
+/// are others than this process's: `None` if none is. The copy finds the root under the number that
 /// [`Inner::root`] gives, and knows what it has entered ([`Inner::own`]).
 ///
 /// A mount namespace that shows what this process's does, but for a /proc of its own pid namespace,
@@ -190,7 +202,8 @@ fn make_around(last: i32, is_sibling: bool) -> Result<Side> {
 ///
 /// # Errors
 /// As [`make`](self::make).
-pub fn join(root: Pid) -> Result<Option<Side>> {
+pub fn join(options: &DumpOptions) -> Result<Option<Side>> {
+    let root = options.tree;
     let process = Process::living(root.as_raw_nonzero().get());
     let doing = || format!("cannot join the namespaces of pid {}", process.pid());
     let failed = |e| Error::kernel(doing(), e);
@@ -205,9 +218,15 @@ pub fn join(root: Pid) -> Result<Option<Side>> {
     let is_part = |flag: i32| flag == libc::CLONE_NEWNS && has_procfs_alone;
     for kind in ns::KINDS.iter().filter(|kind| !is_part(kind.flag())) {
         if let Some(file) = theirs(&process, kind.name())? {
-            entered.push(file);
             own.flags |= kind.flag();
-            check_alone(&process, kind.name())?;
+            let inode = rustix::fs::fstat(&file)
+                .map_err(|errno| failed(errno.into()))?
+                .st_ino;
+            let external = options.allowed.namespaces.external_name(kind.name(), inode);
+            entered.push(file);
+            if external.is_none() {
+                check_alone(&process, kind.name())?;
+            }
         }
     }
     let Some(pids) = pids else {

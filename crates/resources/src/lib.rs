@@ -34,5 +34,6 @@ mod testing;
 pub use error::{Error, Result};
 pub use inherited::Inherited;
 pub use options::{
-    Allow, DEFAULT_GHOST_LIMIT_BYTES, ExternalMount, ExternalPipes, FileValidation, MountOptions,
+    Allow, DEFAULT_GHOST_LIMIT_BYTES, ExternalMount, ExternalNamespace, ExternalPipes,
+    FileValidation, NamespaceOptions,
 };

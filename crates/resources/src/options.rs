@@ -52,17 +52,48 @@ pub struct Allow {
     pub save_files: Vec<OsString>,
     /// `--ghost-limit`: the largest deleted file whose contents are stored, in bytes.
     pub ghost_limit_bytes: u64,
-    /// `--root`, `--external mnt[…]:…`, `--ext-mount-map`: the tree's own mounts.
-    pub mounts: MountOptions,
+    /// `--root`, `--external mnt[…]:…` and the like: the tree's own namespaces.
+    pub namespaces: NamespaceOptions,
 }
 
-/// Mounts of a tree that are made by somebody else.
+/// What somebody else makes of a tree's namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MountOptions {
-    /// The directory that a restore makes the tree's root.
+pub struct NamespaceOptions {
+    /// `--root`: the directory that a restore makes the tree's root.
     pub root: Option<PathBuf>,
-    /// Those that are external.
-    pub external: Vec<ExternalMount>,
+    /// `--external mnt[…]:…`, `--ext-mount-map`: mounts that are external.
+    pub mounts: Vec<ExternalMount>,
+    /// `--external net[…]:…`: namespaces that are external.
+    pub external: Vec<ExternalNamespace>,
+    /// `--empty-ns`: the kinds of which the tree gets a new one, in which nothing is.
+    pub empty: Vec<String>,
+}
+
+impl NamespaceOptions {
+    /// The name of a namespace, where it is external.
+    #[must_use]
+    pub fn external_name(&self, kind: &str, inode: u64) -> Option<String> {
+        let mut all = self.external.iter();
+        let found = all.find(|one| one.kind == kind && one.inode == inode);
+        found.map(|one| one.name.clone())
+    }
+
+    /// Tells whether the tree gets a new namespace of a kind, in which nothing is.
+    #[must_use]
+    pub fn is_empty(&self, kind: &str) -> bool {
+        self.empty.iter().any(|one| one == kind)
+    }
+}
+
+/// A namespace from elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExternalNamespace {
+    /// Its kind.
+    pub kind: String,
+    /// Its inode.
+    pub inode: u64,
+    /// The name under which a restore is handed one (`--inherit-fd`).
+    pub name: String,
 }
 
 /// A mount from elsewhere.
@@ -115,7 +146,7 @@ impl Default for Allow {
             cgroups: Management::default(),
             save_files: Vec::new(),
             ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
-            mounts: MountOptions::default(),
+            namespaces: NamespaceOptions::default(),
         }
     }
 }

@@ -604,6 +604,80 @@ fn namespace_with_others_is_refused() {
 }
 
 #[test]
+fn external_network_is_the_one_that_the_restore_is_handed() {
+    let stillframe = ours!();
+    needs_program!("nsenter");
+    let holder = Program::new("unshare")
+        .args(["--net", "sleep", "1000"])
+        .spawn();
+    wait_until("its network", SOON, || is_own(holder.pid(), "net"));
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("nsenter")
+        .args(["--net", "--target", &holder.pid().to_string()])
+        .args(["python3", "-c", RESIDENT])
+        .arg(folder.path())
+        .arg("net")
+        .spawn();
+    program.wait_file(&folder.path().join("told"));
+    let (pid, before) = (program.pid(), told(folder.path()));
+    let refused = stillframe.dump(pid, &[CONNECTED]).must_fail();
+    refused.names(&["its own net namespace", "which is not of the tree"]);
+    stillframe.clear();
+    let network = namespace(holder.pid(), "net");
+    let inode = network.trim_matches(|one: char| !one.is_ascii_digit());
+    let external = format!("net[{inode}]:outside");
+    stillframe
+        .dump(pid, &[CONNECTED, "--external", &external])
+        .must();
+    tree::reap_orphans();
+    let refused = stillframe.restore(&[CONNECTED]).must_fail();
+    refused.names(&["the net namespace is external (outside): --inherit-fd"]);
+    let restore = stillframe.restore_command(&[CONNECTED, "--inherit-fd", "fd[9]:outside"]);
+    let handed = format!("exec \"$0\" \"$@\" 9</proc/{}/ns/net", holder.pid());
+    let status = std::process::Command::new("sh")
+        .args(["-c", &handed])
+        .arg(restore.get_program())
+        .args(restore.get_args())
+        .status()
+        .expect("a shell");
+    assert!(status.success(), "{}", stillframe.logs());
+    assert_eq!(told(folder.path()), before);
+    assert_eq!(namespace(pid, "net"), network);
+    assert!(tree::signal(pid, Signal::KILL));
+}
+
+#[test]
+fn network_that_is_empty_is_not_refused_for_its_interfaces() {
+    let stillframe = ours!();
+    let program = Program::new("unshare")
+        .args(["--net", "sh", "-ec"])
+        .arg("ip link set lo up; ip link add v0 type veth peer name v1; exec sleep 1000")
+        .spawn();
+    let name = format!("/proc/{}/comm", program.pid());
+    wait_until("the last program", SOON, || {
+        fs::read_to_string(&name).is_ok_and(|name| name == "sleep\n")
+    });
+    let pid = program.pid();
+    stillframe
+        .dump(pid, &[])
+        .must_fail()
+        .names(&["network interface v0"]);
+    stillframe.clear();
+    stillframe.dump(pid, &["--empty-ns", "net"]).must();
+    tree::reap_orphans();
+    let script = crate::action_script(
+        stillframe.images(),
+        "[ $CRTOOLS_SCRIPT_ACTION != setup-namespaces ] || \
+         nsenter --net --target $CRTOOLS_INIT_PID ip link add v2 type veth peer name v3",
+    );
+    assert_eq!(restore(&stillframe, &["--action-script", &script]), pid);
+    let devices = fs::read_to_string(format!("/proc/{pid}/net/dev")).expect("it lives");
+    let has = |name: &str| devices.contains(name);
+    assert!(has("lo:") && has("v2:") && !has("v0:"), "{devices}");
+    assert!(tree::signal(pid, Signal::KILL));
+}
+
+#[test]
 fn killed_restore_leaves_the_tree_in_its_namespaces_or_nothing() {
     let stillframe = ours!();
     let (program, folder) = resident("net ipc uts");

@@ -128,13 +128,14 @@ impl Inventory {
 /// [`Error::Obstacles`] for all that cannot be saved, before anything was changed.
 pub(crate) fn collect(
     frozen: &mut Frozen,
-    how: How<'_>,
+    mut how: How<'_>,
     view: &mut dyn MemoryView,
 ) -> Result<Inventory> {
     let mut obstacles = Obstacles::default();
-    match collect_all(frozen, how, view, &mut obstacles) {
-        // That may be why something could not be looked at, as sockets of another network.
-        Err(error) if !obstacles.is_empty() => {
+    match collect_all(frozen, &mut how, view, &mut obstacles) {
+        // That may be why something could not be looked at, as sockets of another network. Where
+        // the dump is put off, the next one finds all of them.
+        Err(error) if !obstacles.is_empty() && !how.homework.is_there() => {
             log::debug!("{error}");
             Err(obstacles.check().expect_err("there are some"))
         }
@@ -144,17 +145,17 @@ pub(crate) fn collect(
 
 fn collect_all(
     frozen: &mut Frozen,
-    mut how: How<'_>,
+    how: &mut How<'_>,
     view: &mut dyn MemoryView,
     obstacles: &mut Obstacles,
 ) -> Result<Inventory> {
     how.homework.watched.begin();
     let sharing = Sharing::find(frozen)?;
-    let links = descriptors::links(frozen, &sharing, &mut how, obstacles)?;
+    let links = descriptors::links(frozen, &sharing, how, obstacles)?;
     log::info!("{} tasks are stopped", frozen.tasks.len());
     let has_its_clocks = fitness::check(frozen, how.stay, obstacles)?;
-    let around = around(frozen, &links, &how, obstacles)?;
-    let settled = settled((frozen, links, &sharing), &mut how, view, obstacles)?;
+    let around = around(frozen, &links, how, obstacles)?;
+    let settled = settled((frozen, links, &sharing), how, view, obstacles)?;
     let Settled {
         mut found,
         vdsos,
@@ -162,7 +163,7 @@ fn collect_all(
         of_mappings,
         works,
     } = settled;
-    let outside = describe_and_ask(frozen, (&mut found, listed), &mut how, obstacles)?;
+    let outside = describe_and_ask(frozen, (&mut found, listed), how, obstacles)?;
     let mut tree = tree::of(&found, view.numbering().boot());
     tree.has_pid_ns = how.namespaces.pids;
     let mut records = vec![tree.record()];
@@ -230,7 +231,7 @@ fn around(
     let tree = ns::Tree {
         root: frozen.tasks[0].pid(),
         tasks: &tasks.collect::<Vec<_>>(),
-        mounts: &how.allow.mounts,
+        options: &how.allow.namespaces,
     };
     let mut records = cgroups.flatten().into_iter().collect::<Vec<_>>();
     let flags = how.namespaces.flags;

@@ -94,6 +94,31 @@ impl Inner {
         }
     }
 
+    /// Announces that the namespaces are there, which this process is in.
+    ///
+    /// # Errors
+    /// [`Error::Vetoed`].
+    pub(crate) fn announce_namespaces(&self) -> Result<()> {
+        let own = rustix::process::getpid();
+        for (stage, inside) in [
+            (Stage::SetupNamespaces, Some(own)),
+            (Stage::PostSetupNamespaces, None),
+        ] {
+            let event = Event {
+                is_last: false,
+                stage: Some(number(stage)),
+            };
+            let answer = self.ask(&event, inside);
+            let answer =
+                answer.map_err(|error| Error::kernel("the process outside is gone", error));
+            let Answer { goes_on, veto, .. } = answer?;
+            if !goes_on {
+                return Err(Error::Vetoed(Veto(veto.unwrap_or_default())));
+            }
+        }
+        Ok(())
+    }
+
     fn ask(&self, event: &Event, root: Option<Pid>) -> io::Result<Answer> {
         let pidfd = root.map(|root| pidfd_open(root, PidfdFlags::empty()));
         let pidfd = pidfd.transpose()?;

@@ -5,7 +5,7 @@ use std::fmt;
 use prost::Message;
 
 use crate::fd::table::Link;
-use crate::options::MountOptions;
+use crate::options::NamespaceOptions;
 use crate::task::PartState;
 use crate::{Error, Result};
 
@@ -19,8 +19,8 @@ pub struct Tree<'a> {
     pub root: i32,
     /// Its tasks.
     pub tasks: &'a [TreeTask<'a>],
-    /// The caller's word about its mounts.
-    pub mounts: &'a MountOptions,
+    /// The caller's word about its namespaces.
+    pub options: &'a NamespaceOptions,
 }
 
 /// A tree for which namespaces are made.
@@ -28,8 +28,8 @@ pub struct Tree<'a> {
 pub struct Construction<'a> {
     /// The parts of its threads.
     pub parts: &'a [&'a dyn PartState],
-    /// The caller's word about its mounts.
-    pub mounts: &'a MountOptions,
+    /// The caller's word about its namespaces.
+    pub options: &'a NamespaceOptions,
 }
 
 /// A task of a tree.
@@ -42,6 +42,18 @@ pub struct TreeTask<'a> {
 }
 
 impl Tree<'_> {
+    /// The name of the namespace of a kind, which this process is in, where it is external.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn external(&self, kind: &str) -> Result<Option<String>> {
+        let own = sys::procfs::stat(format_args!("self/ns/{kind}"));
+        let own = own.map_err(|errno| {
+            Error::kernel(format!("cannot look at /proc/self/ns/{kind}"), errno)
+        })?;
+        Ok(self.options.external_name(kind, own.st_ino))
+    }
+
     /// The error for an object of a namespace that is not saved.
     pub(super) fn unsupported(&self, what: impl Into<String>) -> Error {
         Error::unsupported(self.root, what)
@@ -94,6 +106,11 @@ pub trait Kind: Sync + 'static {
     /// [`Error::Kernel`], [`Error::Mismatch`].
     fn finish(_record: &Self::Record) -> Result<()> {
         Ok(())
+    }
+
+    /// The name under which a restore is handed the namespace; none of one that it makes.
+    fn external(_record: &Self::Record) -> Option<&str> {
+        None
     }
 
     /// One line of what it has.
@@ -171,6 +188,8 @@ pub trait Namespace: Send + Sync {
     /// # Errors
     /// Those of [`Kind::finish`].
     fn finish(&self) -> Result<()>;
+    /// See [`Kind::external`].
+    fn external(&self) -> Option<&str>;
     /// See [`Kind::describe`].
     fn describe(&self) -> String;
 }
@@ -198,6 +217,10 @@ impl<K: Kind> Namespace for Record<K> {
 
     fn finish(&self) -> Result<()> {
         K::finish(&self.0)
+    }
+
+    fn external(&self) -> Option<&str> {
+        K::external(&self.0)
     }
 
     fn describe(&self) -> String {

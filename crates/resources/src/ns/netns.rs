@@ -3,6 +3,8 @@
 //! - What: network namespaces
 //! - Kept: one of the whole tree that has no interface but the loopback: whether that is up, its
 //!   addresses and routes, and all settings in /proc/sys/net; not tracked connections (conntrack).
+//!   One that is external (`--external net[…]:…`) is not saved, and a restore is handed another one
+//!   (`--inherit-fd`). With `--empty-ns net`, somebody else brings back what is refused otherwise.
 //! - Refused: "network interface … (…)"; "a route that leads nowhere"; "a route that has several
 //!   ways"; "a routing rule (priority …)"; "a network with … routing rules of the kernel's own"; "a
 //!   nexthop of routes"; "the nf_tables table …"; "the iptables table …"; "an IPsec policy or
@@ -71,6 +73,9 @@ pub struct Record {
     loopback: Option<Interface>,
     #[prost(message, repeated, tag = "2")]
     settings: Vec<Setting>,
+    /// The name of one that is external; it has nothing else.
+    #[prost(string, optional, tag = "3")]
+    external: Option<String>,
 }
 
 impl Kind for Net {
@@ -84,8 +89,17 @@ impl Kind for Net {
     }
 
     fn dump(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> {
-        let found = foreign().map_err(failed)?;
-        refused.extend(found.into_iter().map(|what| tree.unsupported(what)));
+        if let Some(name) = tree.external(Self::NAME)? {
+            return Ok(Record {
+                external: Some(name),
+                ..Record::default()
+            });
+        }
+        // Somebody else brings them back.
+        if !tree.options.is_empty(Self::NAME) {
+            let found = foreign().map_err(failed)?;
+            refused.extend(found.into_iter().map(|what| tree.unsupported(what)));
+        }
         let (mut loopback, _) = Interface::read(LOOPBACK)?;
         // They are among the others.
         loopback.settings.clear();
@@ -94,11 +108,18 @@ impl Kind for Net {
         Ok(Record {
             loopback: Some(loopback),
             settings,
+            external: None,
         })
     }
 
     fn check(record: &Record) -> Result<()> {
         let corrupt = |what| Error::corrupt(record_name(Self::NAME), what);
+        if record.external.is_some() {
+            return match record.loopback.is_none() && record.settings.is_empty() {
+                true => Ok(()),
+                false => Err(corrupt("is external, and has a loopback")),
+            };
+        }
         let loopback = record.loopback.as_ref();
         let loopback = loopback.ok_or_else(|| corrupt("has no loopback"))?;
         loopback.check()?;
@@ -109,16 +130,28 @@ impl Kind for Net {
     }
 
     fn restore(record: &Record, _: &Construction<'_>) -> Result<()> {
+        let Some(loopback) = &record.loopback else {
+            return Ok(());
+        };
         SETTINGS.restore(&record.settings)?;
-        let loopback = record.loopback.as_ref().expect("checked");
         loopback.apply_link(LOOPBACK)
     }
 
     fn finish(record: &Record) -> Result<()> {
-        SETTINGS.limit(&record.settings)
+        match record.external {
+            Some(_) => Ok(()),
+            None => SETTINGS.limit(&record.settings),
+        }
+    }
+
+    fn external(record: &Record) -> Option<&str> {
+        record.external.as_deref()
     }
 
     fn describe(record: &Record) -> String {
+        if let Some(name) = &record.external {
+            return format!("external: {name}");
+        }
         let is_up = |one: &Interface| one.flags & libc::IFF_UP as u32 != 0;
         let state = match record.loopback.as_ref().is_some_and(is_up) {
             true => "up",
@@ -353,7 +386,7 @@ mod tests {
                 &Tree {
                     root: 1,
                     tasks: &[],
-                    mounts: &crate::MountOptions::default(),
+                    options: &crate::NamespaceOptions::default(),
                 },
                 &mut Vec::new(),
             );

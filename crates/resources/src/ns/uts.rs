@@ -68,7 +68,7 @@ mod tests {
         let tree = Tree {
             root: 1,
             tasks: &[],
-            mounts: &crate::MountOptions::default(),
+            options: &crate::NamespaceOptions::default(),
         };
         let record = Uts::dump(&tree, &mut Vec::new()).expect("it is read");
         let own = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("it is there");

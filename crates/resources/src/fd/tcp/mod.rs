@@ -548,9 +548,11 @@ mod tests {
             yard: None,
         },
         ghost_limit_bytes: 0,
-        mounts: crate::MountOptions {
+        namespaces: crate::NamespaceOptions {
             root: None,
+            mounts: Vec::new(),
             external: Vec::new(),
+            empty: Vec::new(),
         },
     };
 

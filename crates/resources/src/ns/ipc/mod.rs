@@ -194,7 +194,7 @@ mod tests {
         let tree = Tree {
             root: 1,
             tasks: &[],
-            mounts: &crate::MountOptions::default(),
+            options: &crate::NamespaceOptions::default(),
         };
         let record = Ipc::dump(&tree, &mut Vec::new()).expect("it is read");
         let has = |path: &str| record.settings.iter().any(|one| one.path == path);

@@ -10,12 +10,12 @@ use rustix::fs::{Mode, OFlags};
 use sys::mount_tree::{self, Propagation};
 
 use super::record::{Mount, Record};
-use crate::options::MountOptions;
+use crate::options::NamespaceOptions;
 use crate::{Error, Result};
 
 /// Makes the mounts of an image those of the namespace that this process is in, a copy of the
 /// host's, and their root this process's.
-pub(super) fn build(record: &Record, options: &MountOptions) -> Result<()> {
+pub(super) fn build(record: &Record, options: &NamespaceOptions) -> Result<()> {
     let failed = |error: io::Error| Error::kernel("cannot make the mounts of the tree", error);
     // What is mounted on the host meanwhile arrives, and nothing goes back.
     mount_tree::set_propagation_of_all(Propagation::Slave).map_err(failed)?;
@@ -74,7 +74,7 @@ fn make_file_systems(record: &Record, root: &OwnedFd) -> Result<Vec<Option<Owned
 
 struct Builder<'a> {
     record: &'a Record,
-    options: &'a MountOptions,
+    options: &'a NamespaceOptions,
     /// The file systems that were made again.
     made: Vec<Option<OwnedFd>>,
 }
@@ -137,7 +137,7 @@ impl Builder<'_> {
     /// The path on the host of what is mounted; `None` for a file system that was made again.
     fn source(&self, mount: &Mount) -> Result<Option<PathBuf>> {
         if let Some(name) = &mount.external {
-            let mut known = self.options.external.iter();
+            let mut known = self.options.mounts.iter();
             let known = known.find(|one| one.key == *name);
             let known = known.ok_or_else(|| Error::Mismatch {
                 what: format!(

@@ -88,7 +88,7 @@ impl MountTable<'_> {
             let what = format!("the mount at {place}, of a deleted file,");
             refused.push(self.tree.unsupported(what));
         }
-        let mut external = self.tree.mounts.external.iter();
+        let mut external = self.tree.options.mounts.iter();
         let external = external.find(|one| Path::new(&one.key) == mount.point);
         let on_host = self.on_host(mount);
         let file_system = self.file_system(mount);

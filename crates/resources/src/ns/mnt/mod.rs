@@ -67,7 +67,7 @@ impl Kind for Mnt {
     }
 
     fn restore(record: &Record, construction: &Construction<'_>) -> Result<()> {
-        build::build(record, construction.mounts)
+        build::build(record, construction.options)
     }
 
     fn describe(record: &Record) -> String {
@@ -80,14 +80,14 @@ impl Kind for Mnt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::MountOptions;
+    use crate::options::NamespaceOptions;
 
     #[test]
     fn mounts_of_this_process_are_read_and_sound() {
         let tree = Tree {
             root: 1,
             tasks: &[],
-            mounts: &MountOptions::default(),
+            options: &NamespaceOptions::default(),
         };
         let mut refused = Vec::new();
         let record = Mnt::dump(&tree, &mut refused).expect("it is read");
