@@ -38,6 +38,8 @@ pub enum Command {
     Serve,
     /// Bring memory in to trees that run.
     LazyPages,
+    /// Serve one client of criu(8)'s RPC protocol.
+    Swrk,
     /// Save machines under QEMU and start them again.
     Vm,
     /// Save volumes, bring them back, read files of them.
@@ -63,6 +65,7 @@ impl Command {
             "export" => Self::Export,
             "serve" => Self::Serve,
             "lazy-pages" => Self::LazyPages,
+            "swrk" => Self::Swrk,
             "vm" => Self::Vm,
             "volume" => Self::Volume,
             "generate" => Self::Generate,
@@ -84,12 +87,12 @@ impl Command {
         )
     }
 
-    /// Tells whether its options are none of criu(8)'s: they are the parser's alone, behind its
-    /// name.
+    /// Tells whether its options are not those of the table: they are the parser's alone, behind
+    /// its name.
     const fn is_own(self) -> bool {
         matches!(
             self,
-            Self::Import | Self::Export | Self::Serve | Self::Vm | Self::Volume
+            Self::Import | Self::Export | Self::Serve | Self::Swrk | Self::Vm | Self::Volume
         )
     }
 }

@@ -54,6 +54,12 @@ impl Places {
         places
     }
 
+    /// Returns the same with the places that the environment names.
+    pub fn of_environment(defaults: bool, named: Option<OsString>) -> Self {
+        let (home, variable) = (std::env::var_os("HOME"), std::env::var_os(VARIABLE));
+        Self::new(defaults, named, home, variable)
+    }
+
     /// Reads every file that is there.
     ///
     /// # Errors

@@ -123,6 +123,7 @@ impl Flag {
             | Command::Import
             | Command::Export
             | Command::Serve
+            | Command::Swrk
             | Command::Vm
             | Command::Volume
             | Command::Generate => Fate::Taken,
@@ -185,7 +186,7 @@ impl Flag {
 }
 
 /// Commands of criu(8) that are not there yet: refused by name.
-pub const REFUSED_COMMANDS: &[&str] = &["exec", "page-server", "service", "swrk"];
+pub const REFUSED_COMMANDS: &[&str] = &["exec", "page-server", "service"];
 
 use Argument::{None as Bare, Optional, Required, Switch};
 use Fate::{Idle, Misplaced, Refused, Taken};
@@ -331,7 +332,7 @@ pub static FLAGS: &[Flag] = &[
     flag("enable-external-masters", Bare, [Refused, Idle, Idle]),
     flag("enable-external-sharing", Bare, [Refused, Idle, Idle]),
     flag("enable-fs", Required, [Refused, Refused, Idle]).repeats(),
-    flag("evasive-devices", Switch, [Refused, Refused, Idle]),
+    flag("evasive-devices", Switch, [Refused, Idle, Idle]),
     flag("exec-cmd", Bare, [Misplaced, Taken, Misplaced])
         .help("Execute the command behind -- as the root's parent once the tree runs"),
     flag("experimental", Switch, [Idle, Idle, Taken])
@@ -367,7 +368,10 @@ pub static FLAGS: &[Flag] = &[
     flag("force-irmap", Switch, [Taken, Idle, Idle])
         .on(|o| o.allowed.force_irmap = true)
         .help("Look for watched files by their paths, even where the kernel tells their handles"),
-    flag("freeze-cgroup", Required, [Refused, Idle, Idle]),
+    flag("freeze-cgroup", Required, [Taken, Idle, Idle])
+        .with("DIR", |o, value| put(&mut o.freeze_cgroup, path(value).map(Some)))
+        .help("The control group of the tree, which must not be frozen: tasks are stopped one by \
+            one"),
     flag("ghost-fiemap", Switch, [Idle, Idle, Idle]),
     flag("ghost-limit", Required, [Taken, Idle, Idle])
         .with("SIZE", |o, value| put(&mut o.allowed.ghost_limit_bytes, values::size(text(value)?)))

@@ -31,6 +31,7 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
     if let Some(what) = refused {
         return Err(Failure::Usage(what.to_owned()));
     }
+    options.refuse_frozen("dump")?;
     if options.dry_run {
         return try_out(options, started);
     }
@@ -57,6 +58,9 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
         Some(inside) => process::dump(&wanted, inside),
     };
     let report = report.map_err(Failure::engine("dump"))?;
+    if let Some(client) = &options.client {
+        client.note_dump(&report.statistics);
+    }
     let volume = saving.done();
     if inside.is_none() {
         session.ready();

@@ -20,7 +20,6 @@ const GATHERED_BYTES: usize = 16 << 10;
 /// The open log file; lines of one process, from any thread.
 struct LogFile {
     started: Instant,
-    level: LevelFilter,
     state: Mutex<State>,
 }
 
@@ -34,7 +33,8 @@ static LOG: OnceLock<LogFile> = OnceLock::new();
 /// Makes `path` the log file of this process, empty, readable by its owner only.
 ///
 /// `verbosity` is criu's: 0 nothing, 1 errors, 2 and warnings, 3 and information, 4 and details.
-/// `-` is the standard output. Called once, before any other thread exists.
+/// `-` is the standard output. Called before any other thread exists. A process that serves several
+/// requests opens one log after the other; times are counted from the first.
 ///
 /// # Errors
 /// The file cannot be created.
@@ -52,15 +52,18 @@ pub fn open(path: &Path, verbosity: u32, started: Instant) -> std::io::Result<()
         4 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
+    if let Some(log) = LOG.get() {
+        let mut state = log.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.write();
+        state.file = file;
+        log::set_max_level(level);
+        return Ok(());
+    }
     let state = Mutex::new(State {
         file,
         gathered: Vec::new(),
     });
-    let log = LOG.get_or_init(|| LogFile {
-        started,
-        level,
-        state,
-    });
+    let log = LOG.get_or_init(|| LogFile { started, state });
     if log::set_logger(log).is_ok() {
         log::set_max_level(level);
         let report = std::panic::take_hook();
@@ -138,7 +141,7 @@ pub fn flush() {
 
 impl Log for LogFile {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= self.level
+        metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &Record<'_>) {

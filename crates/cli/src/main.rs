@@ -2,7 +2,7 @@
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
 //! [`dedup`], [`network`], [`cpuinfo`], [`import`], [`export`], [`serve`],
-//! [`lazy_pages`], [`machine`], [`volume`], [`generate`]). The command line is criu(8)'s:
+//! [`lazy_pages`], [`machine`], [`volume`], [`rpc`], [`generate`]). The command line is criu(8)'s:
 //! [`reading`] understands it with the table in [`criu`], [`config`] adds the configuration files.
 //! [`exit`] picks exit statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
@@ -32,6 +32,7 @@ mod output;
 mod parse;
 mod pre_dump;
 mod restore;
+mod rpc;
 mod serve;
 mod session;
 mod show;
@@ -43,6 +44,7 @@ mod watch;
 mod with_volume;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
@@ -77,6 +79,7 @@ enum Action {
     Export(export::Export),
     Serve(serve::Serve),
     LazyPages(lazy_pages::LazyPages),
+    Swrk(rpc::Swrk),
     Vm(machine::Vm),
     Volume(volume::Volume),
     #[command(hide = true)]
@@ -132,6 +135,9 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
     }
     let reading = read(arguments)?;
     if reading.version {
+        if is_called_criu() {
+            output::say(rpc::VERSION_LINE);
+        }
         output::say(concat!("stillframe ", env!("CARGO_PKG_VERSION"), "\n"));
         return Ok(Status::Done);
     }
@@ -139,22 +145,9 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
     match reading.command {
         Some(command @ (Command::Dump | Command::PreDump | Command::Restore | Command::Check)) => {
             let idle = reading.idle.clone();
-            match (parse::options(command, reading), command) {
-                (Err(error), _) => Ok(misused(&error)),
-                (Ok(options), Command::Dump) => {
-                    let saved = dump::run(&options, &idle, started);
-                    saved.map_err(|failure| about_parent(&options, failure))
-                }
-                (Ok(options), Command::PreDump) => {
-                    let saved = pre_dump::run(&options, &idle, started);
-                    saved.map_err(|failure| about_parent(&options, failure))
-                }
-                (Ok(options), Command::Restore) => {
-                    let dir = options.images_dir.clone();
-                    let restored = restore::run(options, &idle, started);
-                    restored.map_err(|failure| ExpectedKind::Tree.explain(&dir, failure))
-                }
-                (Ok(options), _) => check::run(&options, started),
+            match parse::options(command, reading) {
+                Err(error) => Ok(misused(&error)),
+                Ok(options) => carry_out(command, options, &idle, started),
             }
         }
         Some(Command::Show) => understood("show", words, show::Show::run),
@@ -170,6 +163,7 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         Some(Command::LazyPages) => {
             understood::<lazy_pages::LazyPages>("lazy-pages", words, |it| it.run(started))
         }
+        Some(Command::Swrk) => understood("swrk", words, rpc::Swrk::run),
         Some(Command::Vm) => understood::<machine::Vm>("vm", words, |it| it.run(started)),
         Some(Command::Volume) => understood("volume", words, volume::Volume::run),
         Some(Command::Generate) => understood("generate", words, generate::Generate::run),
@@ -180,6 +174,31 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
                 Err(error) => Ok(misused(&error)),
             }
         }
+    }
+}
+
+/// Does what the options of dump, pre-dump, restore or check ask for.
+fn carry_out(
+    command: Command,
+    options: Options,
+    idle: &[&str],
+    started: Instant,
+) -> Result<Status, Failure> {
+    match command {
+        Command::Dump => {
+            let saved = dump::run(&options, idle, started);
+            saved.map_err(|failure| about_parent(&options, failure))
+        }
+        Command::PreDump => {
+            let saved = pre_dump::run(&options, idle, started);
+            saved.map_err(|failure| about_parent(&options, failure))
+        }
+        Command::Restore => {
+            let dir = options.images_dir.clone();
+            let restored = restore::run(options, idle, started);
+            restored.map_err(|failure| ExpectedKind::Tree.explain(&dir, failure))
+        }
+        _ => check::run(&options, started),
     }
 }
 
@@ -203,14 +222,19 @@ fn read(words: Vec<OsString>) -> Result<CommandLine, Failure> {
     if !configured || alone.version {
         return Ok(alone);
     }
-    let (home, variable) = (std::env::var_os("HOME"), std::env::var_os(config::VARIABLE));
-    let places = config::Places::new(defaults, named, home, variable);
+    let places = config::Places::of_environment(defaults, named);
     let mut sources = places.read().map_err(Failure::Configuration)?;
     if sources.is_empty() {
         return Ok(alone);
     }
     sources.push(line);
     command_line::read(&sources).map_err(Failure::Reading)
+}
+
+/// True if the program is called by the name of criu(8), as by a symbolic link.
+fn is_called_criu() -> bool {
+    let name = std::env::args_os().next();
+    name.is_some_and(|name| Path::new(&name).file_name() == Some("criu".as_ref()))
 }
 
 /// Does what the words of a command say, or tells what is wrong with them.

@@ -16,6 +16,7 @@ use crate::watch::Watch;
 /// # Errors
 /// Whatever the engine tells; the tree runs on.
 pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status, Failure> {
+    options.refuse_frozen("pre-dump")?;
     let mut session = options.start("pre-dump", true, idle, started)?;
     let mut wanted = options.to_dump(DumpKind::PreDump, &session.images_dir);
     let mut watch = Watch::new(&session);
@@ -33,6 +34,9 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
         Some(inside) => process::dump(&wanted, inside),
     };
     let report = report.map_err(Failure::engine("pre-dump"))?;
+    if let Some(client) = &options.client {
+        client.note_dump(&report.statistics);
+    }
     watch.done();
     if inside.is_none() {
         session.ready();

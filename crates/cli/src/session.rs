@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
@@ -14,6 +15,7 @@ use serde_json::Value;
 
 use crate::exit::Failure;
 use crate::options::Options;
+use crate::rpc::Client;
 use crate::{logfile, output};
 
 /// Options of a command's log.
@@ -155,6 +157,8 @@ pub struct Session {
     pub work_dir: PathBuf,
     /// The programs to call at each stage.
     pub scripts: Vec<PathBuf>,
+    /// The client that hears of each stage.
+    pub client: Option<Arc<Client>>,
     status: Option<File>,
 }
 
@@ -233,6 +237,7 @@ impl Options {
             images_dir,
             work_dir,
             scripts: self.action_script.clone(),
+            client: self.client.clone(),
             status: status.map(File::from),
         })
     }
@@ -275,6 +280,7 @@ impl Session {
             images_dir: dir.to_owned(),
             work_dir: dir.to_owned(),
             scripts: scripts.to_owned(),
+            client: None,
             status: None,
         }
     }

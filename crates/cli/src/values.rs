@@ -211,7 +211,8 @@ pub fn size(text: &str) -> Result<u64, String> {
 }
 
 /// Reads `fd[NUMBER]:RESOURCE`, where the resource is `tty[RDEV:DEV]`, `pipe[INODE]`,
-/// `socket[INODE]`, `file[MOUNT:INODE]` or a path.
+/// `socket[INODE]`, `file[MOUNT:INODE]` or a path. The kernel's form, `pipe:[INODE]`, means the
+/// same.
 pub fn inherit_fd(text: &str) -> Result<(i32, Inherited), String> {
     let form = || "it is written fd[NUMBER]:RESOURCE".to_owned();
     let (number, resource) = text
@@ -228,6 +229,7 @@ pub fn inherit_fd(text: &str) -> Result<(i32, Inherited), String> {
 fn resource(text: &str) -> Result<Inherited, String> {
     let inside = |kind: &str| {
         text.strip_prefix(kind)
+            .map(|rest| rest.strip_prefix(':').unwrap_or(rest))
             .and_then(|rest| rest.strip_prefix('[')?.strip_suffix(']'))
     };
     let wrong = || format!("{text:?} has no number where one belongs");
@@ -353,6 +355,7 @@ mod tests {
         for (text, fd, resource) in [
             ("fd[3]:pipe[123]", 3, Inherited::Pipe(123)),
             ("fd[4]:socket[9]", 4, Inherited::Socket(9)),
+            ("fd[4]:socket:[9]", 4, Inherited::Socket(9)),
             (
                 "fd[5]:tty[8801:1a]",
                 5,

@@ -135,8 +135,12 @@ impl Observer for Watch<'_> {
         }
         match self.call_scripts(stage, root) {
             // The tree runs: what the script did not do is in the log, and nothing is undone.
-            Err(_) if stage == Stage::PostResume => Ok(()),
-            outcome => outcome,
+            Err(_) if stage == Stage::PostResume => {}
+            outcome => outcome?,
+        }
+        match &self.session.client {
+            Some(client) => client.stage(stage, root),
+            None => Ok(()),
         }
     }
 
