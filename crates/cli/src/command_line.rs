@@ -40,6 +40,8 @@ pub enum Command {
     LazyPages,
     /// Serve one client of criu(8)'s RPC protocol.
     Swrk,
+    /// Serve clients of that protocol that connect.
+    Service,
     /// Save machines under QEMU and start them again.
     Vm,
     /// Save volumes, bring them back, read files of them.
@@ -66,6 +68,7 @@ impl Command {
             "serve" => Self::Serve,
             "lazy-pages" => Self::LazyPages,
             "swrk" => Self::Swrk,
+            "service" => Self::Service,
             "vm" => Self::Vm,
             "volume" => Self::Volume,
             "generate" => Self::Generate,
@@ -92,7 +95,13 @@ impl Command {
     const fn is_own(self) -> bool {
         matches!(
             self,
-            Self::Import | Self::Export | Self::Serve | Self::Swrk | Self::Vm | Self::Volume
+            Self::Import
+                | Self::Export
+                | Self::Serve
+                | Self::Service
+                | Self::Swrk
+                | Self::Vm
+                | Self::Volume
         )
     }
 }

@@ -123,6 +123,7 @@ impl Flag {
             | Command::Import
             | Command::Export
             | Command::Serve
+            | Command::Service
             | Command::Swrk
             | Command::Vm
             | Command::Volume
@@ -186,7 +187,7 @@ impl Flag {
 }
 
 /// Commands of criu(8) that are not there yet: refused by name.
-pub const REFUSED_COMMANDS: &[&str] = &["exec", "page-server", "service"];
+pub const REFUSED_COMMANDS: &[&str] = &["exec", "page-server"];
 
 use Argument::{None as Bare, Optional, Required, Switch};
 use Fate::{Idle, Misplaced, Refused, Taken};
@@ -370,6 +371,7 @@ pub static FLAGS: &[Flag] = &[
         .help("Look for watched files by their paths, even where the kernel tells their handles"),
     flag("freeze-cgroup", Required, [Taken, Idle, Idle])
         .with("DIR", |o, value| put(&mut o.freeze_cgroup, path(value).map(Some)))
+        .on_pre_dump()
         .help("The control group of the tree, which must not be frozen: tasks are stopped one by \
             one"),
     flag("ghost-fiemap", Switch, [Idle, Idle, Idle]),

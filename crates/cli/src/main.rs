@@ -80,6 +80,7 @@ enum Action {
     Serve(serve::Serve),
     LazyPages(lazy_pages::LazyPages),
     Swrk(rpc::Swrk),
+    Service(rpc::Service),
     Vm(machine::Vm),
     Volume(volume::Volume),
     #[command(hide = true)]
@@ -164,6 +165,9 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             understood::<lazy_pages::LazyPages>("lazy-pages", words, |it| it.run(started))
         }
         Some(Command::Swrk) => understood("swrk", words, rpc::Swrk::run),
+        Some(Command::Service) => {
+            understood::<rpc::Service>("service", words, |it| it.run(started))
+        }
         Some(Command::Vm) => understood::<machine::Vm>("vm", words, |it| it.run(started)),
         Some(Command::Volume) => understood("volume", words, volume::Volume::run),
         Some(Command::Generate) => understood("generate", words, generate::Generate::run),

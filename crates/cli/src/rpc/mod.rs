@@ -21,14 +21,18 @@ mod messages;
 mod notes;
 mod options;
 mod refusal;
+mod service;
 mod session;
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use clap::Args;
 
 pub use self::client::Client;
 use self::connection::Connection;
+pub use self::service::Service;
 use crate::exit::{Failure, Status};
 
 /// The words of `--version` where the program is called `criu`: clients read the first line.
@@ -54,8 +58,13 @@ impl Swrk {
             source,
         };
         let socket = sys::inherited::take(self.fd).map_err(failed)?;
-        let connection = Connection::new(socket).map_err(failed)?;
-        let client = Client::new(connection).map_err(failed)?;
-        Ok(session::serve(&Arc::new(client)))
+        serve(socket, failed)
     }
+}
+
+/// Serves the client at the other side of a socket.
+fn serve(socket: OwnedFd, failed: impl Fn(io::Error) -> Failure) -> Result<Status, Failure> {
+    let connection = Connection::new(socket).map_err(&failed)?;
+    let client = Client::new(connection).map_err(&failed)?;
+    Ok(session::serve(&Arc::new(client)))
 }

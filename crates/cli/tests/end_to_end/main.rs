@@ -51,6 +51,7 @@ mod redis_live;
 mod refusals;
 mod rights;
 mod rings;
+mod rpc;
 mod sandboxed;
 mod security;
 mod segments;
