@@ -822,8 +822,8 @@ mod tests {
         let dump = || line(&["dump"]);
         for (words, expected) in [
             (
-                &["--empty-ns", "x"][..],
-                "--empty-ns of criu(8) is not supported yet",
+                &["--skip-mnt", "x"][..],
+                "--skip-mnt of criu(8) is not supported yet",
             ),
             // It may be a line of a file that the caller may not read.
             (&["--bogus"], "unknown option"),

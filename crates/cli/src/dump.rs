@@ -58,8 +58,8 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
         Some(inside) => process::dump(&wanted, inside),
     };
     let report = report.map_err(Failure::engine("dump"))?;
-    if let Some(client) = &options.client {
-        client.note_dump(&report.statistics);
+    if let Some(listener) = &options.listener {
+        listener.note_dump(&report.statistics);
     }
     let volume = saving.done();
     if inside.is_none() {

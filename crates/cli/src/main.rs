@@ -36,12 +36,14 @@ mod rpc;
 mod serve;
 mod session;
 mod show;
+mod stage_listener;
 mod statistics;
 mod values;
 mod verbosity;
 mod volume;
 mod watch;
 mod with_volume;
+mod work;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -51,8 +53,6 @@ use clap::{Args, Subcommand};
 
 use crate::command_line::{Command, CommandLine, Origin, Words};
 use crate::exit::{Failure, Status};
-use crate::kind::ExpectedKind;
-use crate::options::Options;
 
 /// The parser of the whole command line: for help, the manual and completions.
 fn parser() -> clap::Command {
@@ -148,7 +148,7 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             let idle = reading.idle.clone();
             match parse::options(command, reading) {
                 Err(error) => Ok(misused(&error)),
-                Ok(options) => carry_out(command, options, &idle, started),
+                Ok(options) => work::carry_out(command, options, &idle, started),
             }
         }
         Some(Command::Show) => understood("show", words, show::Show::run),
@@ -178,39 +178,6 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
                 Err(error) => Ok(misused(&error)),
             }
         }
-    }
-}
-
-/// Does what the options of dump, pre-dump, restore or check ask for.
-fn carry_out(
-    command: Command,
-    options: Options,
-    idle: &[&str],
-    started: Instant,
-) -> Result<Status, Failure> {
-    match command {
-        Command::Dump => {
-            let saved = dump::run(&options, idle, started);
-            saved.map_err(|failure| about_parent(&options, failure))
-        }
-        Command::PreDump => {
-            let saved = pre_dump::run(&options, idle, started);
-            saved.map_err(|failure| about_parent(&options, failure))
-        }
-        Command::Restore => {
-            let dir = options.images_dir.clone();
-            let restored = restore::run(options, idle, started);
-            restored.map_err(|failure| ExpectedKind::Tree.explain(&dir, failure))
-        }
-        _ => check::run(&options, started),
-    }
-}
-
-/// Says of a dump that failed if its parent is an image of something else.
-fn about_parent(options: &Options, failure: Failure) -> Failure {
-    match &options.prev_images_dir {
-        Some(dir) => ExpectedKind::TreeParent.explain(&options.images_dir.join(dir), failure),
-        None => failure,
     }
 }
 

@@ -10,9 +10,8 @@ use process::options::RestoreOptions;
 use process::{Afterwards, Allow, CgroupManagement, DumpKind, DumpOptions, Inherited};
 use rustix::process::Pid;
 
-use crate::exit::Failure;
 use crate::logfile;
-use crate::rpc::Client;
+use crate::stage_listener::StageListener;
 
 /// For how long a volume may be frozen at a time where nobody says otherwise.
 const DEFAULT_MAX_FROZEN: Duration = Duration::from_secs(5);
@@ -68,8 +67,8 @@ pub struct Options {
     pub empty_net: bool,
     /// `--freeze-cgroup`: the control group that the tree is in.
     pub freeze_cgroup: Option<PathBuf>,
-    /// The client who asks for it by RPC.
-    pub client: Option<Arc<Client>>,
+    /// The client for whom it is, who is told of each stage.
+    pub listener: Option<Arc<dyn StageListener>>,
 }
 
 impl Default for Options {
@@ -112,7 +111,7 @@ impl Default for Options {
             image: None,
             empty_net: false,
             freeze_cgroup: None,
-            client: None,
+            listener: None,
         }
     }
 }
@@ -125,25 +124,6 @@ impl Options {
         let yard = &mut allowed.cgroups.yard;
         *yard = yard.take().map(|yard| work_dir.join(yard));
         allowed
-    }
-
-    /// Refuses a tree whose control group is frozen: its tasks cannot be asked for anything.
-    ///
-    /// # Errors
-    /// [`process::Error::Unfit`].
-    pub fn refuse_frozen(&self, doing: &'static str) -> Result<(), Failure> {
-        let Some(group) = &self.freeze_cgroup else {
-            return Ok(());
-        };
-        let has = |file: &str, line: &str| {
-            let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
-            text.lines().any(|one| one == line)
-        };
-        if !has("cgroup.events", "frozen 1") && !has("freezer.state", "FROZEN") {
-            return Ok(());
-        }
-        let what = format!("the control group {} is frozen", group.display());
-        Err(Failure::engine(doing)(process::Error::Unfit(what)))
     }
 
     /// Returns the engine's options of a dump into `images_dir`.

@@ -226,8 +226,8 @@ fn stay(root: Pid) -> ! {
 fn stay_inside(mut options: Options, restored: &Restored, inner: Inner) -> ! {
     // It would keep others waiting for their end.
     options.restore.inherit_fds.clear();
-    if let Some(client) = options.client.take() {
-        client.leave();
+    if let Some(listener) = options.listener.take() {
+        listener.leave();
     }
     log::info!(
         "restored {} tasks in {} us, the root {} in namespaces of its own",

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::exit::Failure;
 use crate::options::Options;
-use crate::rpc::Client;
+use crate::stage_listener::StageListener;
 use crate::{logfile, output};
 
 /// Options of a command's log.
@@ -157,12 +157,31 @@ pub struct Session {
     pub work_dir: PathBuf,
     /// The programs to call at each stage.
     pub scripts: Vec<PathBuf>,
-    /// The client that hears of each stage.
-    pub client: Option<Arc<Client>>,
+    /// The client that is told of each stage.
+    pub listener: Option<Arc<dyn StageListener>>,
     status: Option<File>,
 }
 
 impl Options {
+    /// Refuses a tree whose control group is frozen: its tasks cannot be asked for anything.
+    ///
+    /// # Errors
+    /// [`process::Error::Unfit`].
+    pub fn refuse_frozen(&self, doing: &'static str) -> Result<(), Failure> {
+        let Some(group) = &self.freeze_cgroup else {
+            return Ok(());
+        };
+        let has = |file: &str, line: &str| {
+            let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
+            text.lines().any(|one| one == line)
+        };
+        if !has("cgroup.events", "frozen 1") && !has("freezer.state", "FROZEN") {
+            return Ok(());
+        }
+        let what = format!("the control group {} is frozen", group.display());
+        Err(Failure::engine(doing)(process::Error::Unfit(what)))
+    }
+
     /// Prints what was done, as far as it is asked for.
     pub fn tell(&self, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) {
         if self.json {
@@ -237,7 +256,7 @@ impl Options {
             images_dir,
             work_dir,
             scripts: self.action_script.clone(),
-            client: self.client.clone(),
+            listener: self.listener.clone(),
             status: status.map(File::from),
         })
     }
@@ -280,7 +299,7 @@ impl Session {
             images_dir: dir.to_owned(),
             work_dir: dir.to_owned(),
             scripts: scripts.to_owned(),
-            client: None,
+            listener: None,
             status: None,
         }
     }

@@ -336,7 +336,7 @@ mod tests {
         assert!(pipes.inodes == [17, 18] && !pipes.all);
         external("pipe", &mut allowed).expect("all");
         assert!(allowed.external_pipes.all);
-        for text in ["mnt[/x]:y", "pipe:[x]", "pipe:[1", "net[4]:x", ""] {
+        for text in ["mnt[/x]y", "pipe:[x]", "pipe:[1", "net[4]:x", ""] {
             assert!(external(text, &mut allowed).is_err(), "{text}");
         }
     }

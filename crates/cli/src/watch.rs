@@ -138,8 +138,8 @@ impl Observer for Watch<'_> {
             Err(_) if stage == Stage::PostResume => {}
             outcome => outcome?,
         }
-        match &self.session.client {
-            Some(client) => client.stage(stage, root),
+        match &self.session.listener {
+            Some(listener) => listener.stage(stage, root),
             None => Ok(()),
         }
     }

@@ -21,6 +21,7 @@ use crate::rpc::fields;
 use crate::rpc::messages::{Notification, RequestKind, Response};
 use crate::rpc::notes::{DumpFacts, Note};
 use crate::rpc::refusal::Refusal;
+use crate::stage_listener::StageListener;
 
 /// Client of a connection.
 #[derive(Debug)]
@@ -200,11 +201,63 @@ impl Client {
         }
     }
 
-    /// Tells the client of a stage, as far as it wants to hear.
-    ///
-    /// # Errors
-    /// The client refuses it, or is gone. After [`Stage::PostResume`] there is nothing to refuse.
-    pub fn stage(&self, stage: Stage, root: Option<Pid>) -> Result<(), Veto> {
+    /// Tells the client to unlock the network again after a dump that failed.
+    pub fn unlock(&self) {
+        let mut state = self.state();
+        let State {
+            connection: Some(connection),
+            request,
+        } = &mut *state
+        else {
+            return;
+        };
+        if request.is_locked() {
+            request.announced.push(NETWORK_UNLOCK.name);
+            if let Err(why) = announce(connection, NETWORK_UNLOCK, None) {
+                log::warn!("{why}");
+            }
+        }
+    }
+
+    /// The root of the tree, as far as a stage has told.
+    pub fn root(&self) -> Option<Pid> {
+        self.state().request.root
+    }
+
+    /// How long it took until all tasks of a restored tree were there.
+    pub fn forking(&self) -> Duration {
+        self.state().request.forking
+    }
+
+    /// True in a copy of the process that has the client.
+    pub fn is_copy(&self) -> bool {
+        Identity::own() != self.identity
+    }
+
+    /// Notes why the work has failed.
+    pub fn note_failure(&self, failure: &Failure) {
+        self.note(&Refusal::of(failure).to_note());
+    }
+
+    fn note(&self, note: &Note) {
+        if let Err(error) = (&self.notes).write_all(&note.encode_to_vec()) {
+            log::warn!("cannot note the outcome for the client: {error}");
+        }
+    }
+
+    /// Returns all notes on the work, by this process and its copies.
+    pub fn notes(&self) -> Note {
+        let length = self.notes.metadata().map_or(0, |stat| stat.len());
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+        let read = self.notes.read_exact_at(&mut bytes, 0);
+        // Messages that follow each other are one message.
+        let note = read.ok().and_then(|()| Note::decode(&*bytes).ok());
+        note.unwrap_or_default()
+    }
+}
+
+impl StageListener for Client {
+    fn stage(&self, stage: Stage, root: Option<Pid>) -> Result<(), Veto> {
         let mut state = self.state();
         let State {
             connection,
@@ -237,71 +290,15 @@ impl Client {
         Ok(())
     }
 
-    /// Tells the client to unlock the network again after a dump that failed.
-    pub fn unlock(&self) {
-        let mut state = self.state();
-        let State {
-            connection: Some(connection),
-            request,
-        } = &mut *state
-        else {
-            return;
-        };
-        if request.is_locked() {
-            request.announced.push(NETWORK_UNLOCK.name);
-            if let Err(why) = announce(connection, NETWORK_UNLOCK, None) {
-                log::warn!("{why}");
-            }
-        }
-    }
-
-    /// The root of the tree, as far as a stage has told.
-    pub fn root(&self) -> Option<Pid> {
-        self.state().request.root
-    }
-
-    /// How long it took until all tasks of a restored tree were there.
-    pub fn forking(&self) -> Duration {
-        self.state().request.forking
-    }
-
-    /// Closes the connection in a copy of this process, which lives on.
-    pub fn leave(&self) {
-        self.state().connection = None;
-    }
-
-    /// True in a copy of the process that has the client.
-    pub fn is_copy(&self) -> bool {
-        Identity::own() != self.identity
-    }
-
-    /// Notes what a dump has done.
-    pub fn note_dump(&self, statistics: &Statistics) {
+    fn note_dump(&self, statistics: &Statistics) {
         self.note(&Note {
             dump: Some(DumpFacts::new(statistics)),
             ..Note::default()
         });
     }
 
-    /// Notes why the work has failed.
-    pub fn note_failure(&self, failure: &Failure) {
-        self.note(&Refusal::of(failure).to_note());
-    }
-
-    fn note(&self, note: &Note) {
-        if let Err(error) = (&self.notes).write_all(&note.encode_to_vec()) {
-            log::warn!("cannot note the outcome for the client: {error}");
-        }
-    }
-
-    /// Returns all notes on the work, by this process and its copies.
-    pub fn notes(&self) -> Note {
-        let length = self.notes.metadata().map_or(0, |stat| stat.len());
-        let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
-        let read = self.notes.read_exact_at(&mut bytes, 0);
-        // Messages that follow each other are one message.
-        let note = read.ok().and_then(|()| Note::decode(&*bytes).ok());
-        note.unwrap_or_default()
+    fn leave(&self) {
+        self.state().connection = None;
     }
 }
 

@@ -1,4 +1,4 @@
-//! The messages of criu(8)'s RPC protocol, one a packet: fields by number, as its clients send them.
+//! The messages of criu(8)'s RPC protocol, one a packet: fields by their number.
 //!
 //! Fields that the protocol demands are optional here where their absence is told apart from zero.
 

@@ -23,48 +23,10 @@ mod options;
 mod refusal;
 mod service;
 mod session;
+mod swrk;
 
-use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
-use clap::Args;
-
-pub use self::client::Client;
-use self::connection::Connection;
 pub use self::service::Service;
-use crate::exit::{Failure, Status};
+pub use self::swrk::Swrk;
 
 /// The words of `--version` where the program is called `criu`: clients read the first line.
 pub const VERSION_LINE: &str = "Version: 4.2\n";
-
-/// Serve requests of criu's RPC protocol on an inherited socket
-#[derive(Debug, Args)]
-pub struct Swrk {
-    /// The descriptor of the socket, of the type SOCK_SEQPACKET
-    #[arg(value_name = "FD")]
-    fd: i32,
-}
-
-impl Swrk {
-    /// Serves the client.
-    ///
-    /// # Errors
-    /// The descriptor is no such socket.
-    pub fn run(self) -> Result<Status, Failure> {
-        let failed = |source| Failure::Descriptor {
-            fd: self.fd,
-            option: "swrk",
-            source,
-        };
-        let socket = sys::inherited::take(self.fd).map_err(failed)?;
-        serve(socket, failed)
-    }
-}
-
-/// Serves the client at the other side of a socket.
-fn serve(socket: OwnedFd, failed: impl Fn(io::Error) -> Failure) -> Result<Status, Failure> {
-    let connection = Connection::new(socket).map_err(&failed)?;
-    let client = Client::new(connection).map_err(&failed)?;
-    Ok(session::serve(&Arc::new(client)))
-}

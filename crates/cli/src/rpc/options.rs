@@ -277,3 +277,167 @@ fn add_network(line: &mut Line, options: &RequestOptions) -> Result<(), String> 
     );
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::rpc::messages::{CgroupRoot, InheritedFd};
+
+    fn translated(command: Command, options: &RequestOptions) -> Result<String, String> {
+        let places = Places {
+            images_dir: "/images".as_ref(),
+            work_dir: "/work".as_ref(),
+        };
+        let words = words(command, options, &places)?;
+        let words = words.iter().map(|word| word.to_str().expect("plain"));
+        Ok(words.collect::<Vec<_>>().join(" "))
+    }
+
+    fn mount(key: &str, value: &str) -> MountMap {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        MountMap { key, value }
+    }
+
+    #[test]
+    fn what_runc_asks_for_at_a_dump_is_a_line() {
+        let options = RequestOptions {
+            images_dir_fd: Some(7),
+            pid: Some(73),
+            leave_running: Some(false),
+            log_level: Some(4),
+            log_file: Some("dump.log".to_owned()),
+            notify_scripts: Some(true),
+            root: Some("/b/rootfs".to_owned()),
+            work_dir_fd: Some(8),
+            ext_mnt: vec![mount("/etc/bound", "/etc/bound")],
+            manage_cgroups: Some(true),
+            empty_ns: Some(NEW_NET),
+            freeze_cgroup: Some("/sys/fs/cgroup/x".to_owned()),
+            orphan_pts_master: Some(true),
+            config_file: Some("/etc/criu/runc.conf".to_owned()),
+            ..Default::default()
+        };
+        let line = translated(Command::Dump, &options).unwrap();
+        assert_eq!(
+            line,
+            "dump --images-dir=/images --work-dir=/work --tree=73 --log-file=dump.log \
+             --verbosity=4 --root=/b/rootfs --external=mnt[/etc/bound]:/etc/bound --empty-ns=net \
+             --manage-cgroups --freeze-cgroup=/sys/fs/cgroup/x"
+        );
+    }
+
+    #[test]
+    fn what_crun_asks_for_at_a_restore_is_a_line() {
+        let options = RequestOptions {
+            rst_sibling: Some(true),
+            manage_cgroups: Some(true),
+            manage_cgroups_mode: Some(3),
+            cg_root: vec![CgroupRoot {
+                controller: None,
+                path: "/x".to_owned(),
+            }],
+            inherit_fd: vec![InheritedFd {
+                key: "pipe:[5]".to_owned(),
+                fd: 1,
+            }],
+            tcp_close: Some(false),
+            ..Default::default()
+        };
+        let line = translated(Command::Restore, &options).unwrap();
+        assert_eq!(
+            line,
+            "restore --images-dir=/images --work-dir=/work --restore-detached \
+             --log-file=criu.log --restore-sibling --inherit-fd=fd[1]:pipe:[5] \
+             --manage-cgroups=soft --cgroup-root=/x"
+        );
+    }
+
+    /// The options that say nothing but in this field, in each form that it may have.
+    fn with_field(number: u32) -> RequestOptions {
+        let tag = |wire: u32| {
+            let mut bytes = Vec::new();
+            prost::encoding::encode_varint(u64::from(number << 3 | wire), &mut bytes);
+            bytes
+        };
+        // A number; a text; a message with two fields.
+        let message = b"\x06\x0a\x01k\x12\x01v";
+        let mapped = b"\x05\x0a\x01k\x10\x01";
+        let socket = b"\x02\x08\x05";
+        let forms = [
+            [&tag(0)[..], &[1]].concat(),
+            [&tag(2)[..], message].concat(),
+            [&tag(2)[..], mapped].concat(),
+            [&tag(2)[..], socket].concat(),
+            [&tag(2)[..], b"\x01x"].concat(),
+        ];
+        let mut decoded = forms.iter().map(|form| RequestOptions::decode(&**form));
+        let fits = |options: &RequestOptions| *options != RequestOptions::default();
+        let found = decoded.find_map(|decoded| decoded.ok().filter(fits));
+        found.unwrap_or_else(|| panic!("no form of field {number} is understood"))
+    }
+
+    #[test]
+    fn no_field_is_forgotten() {
+        // Directories, notifications, the configuration file, and what needs no word.
+        const OF_CONNECTION: [u32; 7] = [1, 12, 17, 50, 51, 62, 68];
+        const LAST: u32 = 71;
+        // There is no field 40.
+        for number in (1..=LAST).filter(|number| *number != 40) {
+            let given = with_field(number);
+            let command = if number == 2 || number == 71 {
+                Command::Dump
+            } else {
+                Command::Restore
+            };
+            let with = |options: &RequestOptions| {
+                let mut options = options.clone();
+                options.pid = options.pid.or(Some(7).filter(|_| number != 2));
+                translated(command, &options)
+            };
+            let without = with(&RequestOptions::default());
+            let is_said = with(&given) != without;
+            assert_eq!(is_said, !OF_CONNECTION.contains(&number), "field {number}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_word_is_refused_by_name() {
+        type Change = fn(&mut RequestOptions);
+        let cases: [(&str, Change); 12] = [
+            ("pid", |options| options.pid = None),
+            ("status_fd", |options| options.status_fd = Some(3)),
+            ("exec_cmd", |options| options.exec_cmd.push("sh".into())),
+            ("log_file", |options| options.log_file = Some("a/b".into())),
+            ("log_file", |options| options.log_file = Some("..".into())),
+            ("log_file", |options| options.log_file = Some("-".into())),
+            ("empty_ns", |options| options.empty_ns = Some(NEW_NET | 1)),
+            ("cpu_cap", |options| options.cpu_cap = Some(16)),
+            ("network_lock", |options| options.network_lock = Some(4)),
+            ("pre_dump_mode", |options| options.pre_dump_mode = Some(3)),
+            ("ext_mnt", |options| options.ext_mnt.push(mount("a]:", "b"))),
+            ("manage_cgroups_mode", |options| {
+                options.manage_cgroups_mode = Some(9);
+            }),
+        ];
+        for (name, change) in cases {
+            let mut options = RequestOptions {
+                pid: Some(7),
+                ..Default::default()
+            };
+            assert!(translated(Command::Dump, &options).is_ok());
+            change(&mut options);
+            let error = translated(Command::Dump, &options).expect_err(name);
+            assert!(error.starts_with(&format!("{name}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn bits_of_capabilities_have_names() {
+        for (bits, names) in [(0, "none"), (1, "fpu"), (5, "fpu,ins"), (7, "fpu,cpu,ins")] {
+            assert_eq!(cpu_cap(bits).as_deref(), Ok(names));
+        }
+        assert_eq!(cpu_cap(u32::MAX).as_deref(), Ok("all"));
+    }
+}

@@ -16,7 +16,8 @@ use sys::listener::{self, listen_at};
 
 use crate::exit::{Failure, Status};
 use crate::logfile;
-use crate::session::{self, LogArgs};
+use crate::rpc::session;
+use crate::session::{LogArgs, absolute};
 
 /// How many clients may wait until they are served.
 const BACKLOG: i32 = 16;
@@ -49,7 +50,7 @@ impl Service {
     /// The socket or the pidfile cannot be made.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
         let here = Path::new(".");
-        let work_dir = session::absolute(self.log.work_dir(here))?;
+        let work_dir = absolute(self.log.work_dir(here))?;
         self.log.open_named(here, started)?;
         let path = work_dir.join(&self.address);
         let listener = listen_at(&path, SocketType::SEQPACKET, BACKLOG);
@@ -86,7 +87,7 @@ fn serve(listener: OwnedFd, path: &Path) -> Result<Status, Failure> {
         match fork() {
             Ok(Fork::Child) => {
                 drop(listener);
-                return super::serve(socket, |source| Failure::File {
+                return session::serve(socket, |source| Failure::File {
                     action: "serve a client of",
                     path: path.to_owned(),
                     source,

@@ -1,5 +1,7 @@
 //! The requests of one connection, one after the other.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +15,7 @@ use crate::command_line::{self, Command, Origin, Words};
 use crate::exit::{Failure, Status};
 use crate::options::Options;
 use crate::rpc::client::Client;
-use crate::rpc::connection::Packet;
+use crate::rpc::connection::{Connection, Packet};
 use crate::rpc::files::{self, RestoreFacts};
 use crate::rpc::messages::{
     DumpResponse, Features, Request, RequestKind, RequestOptions, Response, RestoreResponse,
@@ -22,6 +24,7 @@ use crate::rpc::messages::{
 use crate::rpc::options::{self, Places};
 use crate::rpc::refusal::Refusal;
 use crate::rpc::{fields, notes};
+use crate::work::carry_out;
 use crate::{config, logfile, parse, values};
 
 /// The version of criu(8) whose protocol this is.
@@ -43,10 +46,20 @@ struct Directories {
     work: PathBuf,
 }
 
+/// Serves the client at the other side of a socket.
+///
+/// # Errors
+/// The socket is none of such a client, which `failed` tells.
+pub fn serve(socket: OwnedFd, failed: impl Fn(io::Error) -> Failure) -> Result<Status, Failure> {
+    let connection = Connection::new(socket).map_err(&failed)?;
+    let client = Client::new(connection).map_err(&failed)?;
+    Ok(serve_all(&Arc::new(client)))
+}
+
 /// Serves the requests of a client until it has no more, or one has failed.
 ///
 /// Returns the status of the last one.
-pub fn serve(client: &Arc<Client>) -> Status {
+fn serve_all(client: &Arc<Client>) -> Status {
     let mut status = Status::Failed;
     loop {
         let bytes = match client.receive() {
@@ -277,18 +290,24 @@ fn work(
     let runs_on = command == Command::Dump && wanted.dump.afterwards == Afterwards::Run;
     let notifies = options.notify_scripts == Some(true);
     if let Err(error) = client.begin(notifies, runs_on) {
-        return Outcome::Refused(Refusal::request(format!("cannot keep notes: {error}")));
+        return Outcome::Refused(Refusal {
+            errno: error.raw_os_error(),
+            text: format!("cannot keep notes: {error}"),
+            status: Status::Failed,
+        });
     }
-    wanted.client = Some(client.clone());
+    wanted.listener = Some(client.clone());
     let images = wanted.images_dir.clone();
     let places = Directories {
         work: wanted.work_dir.clone().unwrap_or_else(|| images.clone()),
         images,
     };
-    let done = crate::carry_out(command, wanted, &idle, started);
+    let done = carry_out(command, wanted, &idle, started);
     let status = done.unwrap_or_else(|failure| {
         log::error!("{}", failure.line());
-        for obstacle in failure.obstacles() {
+        // A single one is in the line.
+        let obstacles = failure.obstacles();
+        for obstacle in obstacles.iter().filter(|_| obstacles.len() > 1) {
             log::error!("{obstacle}");
         }
         client.note_failure(&failure);

@@ -88,7 +88,7 @@ impl Message {
             match key & 7 {
                 0 => message.numbers.push((key >> 3, number)),
                 2 => {
-                    let (text, rest) = bytes.split_at(usize::try_from(number).unwrap());
+                    let (text, rest) = bytes.split_at(usize::try_from(number).expect("a length"));
                     message.texts.push((key >> 3, text.to_vec()));
                     bytes = rest;
                 }
@@ -113,7 +113,8 @@ impl Message {
     fn text(&self, field: u64) -> String {
         let mut all = self.texts.iter();
         let found = all.find(|(number, _)| *number == field);
-        String::from_utf8(found.map(|found| found.1.clone()).unwrap_or_default()).unwrap()
+        let bytes = found.map(|found| found.1.clone()).unwrap_or_default();
+        String::from_utf8(bytes).expect("text")
     }
 
     /// Insists on success, about which no error is told.
