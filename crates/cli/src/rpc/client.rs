@@ -4,7 +4,8 @@
 //! The engine works in copies of this process where a tree has namespaces of its own. A copy never
 //! speaks with the client. It leaves notes in a file in memory, which the process outside reads.
 
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Seek as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,7 +28,6 @@ use crate::stage_listener::StageListener;
 #[derive(Debug)]
 pub struct Client {
     state: Mutex<State>,
-    notes: std::fs::File,
     identity: Identity,
 }
 
@@ -35,6 +35,8 @@ pub struct Client {
 struct State {
     /// None in a copy of this process that has left it.
     connection: Option<Connection>,
+    /// A file in memory; none likewise.
+    notes: Option<File>,
     request: Work,
 }
 
@@ -143,9 +145,9 @@ impl Client {
         Ok(Self {
             state: Mutex::new(State {
                 connection: Some(connection),
+                notes: Some(notes.into()),
                 request: Work::default(),
             }),
-            notes: notes.into(),
             identity: Identity::own(),
         })
     }
@@ -159,8 +161,12 @@ impl Client {
     /// # Errors
     /// The notes on an earlier one cannot be removed.
     pub fn begin(&self, notifies: bool, runs_on: bool) -> io::Result<()> {
-        self.notes.set_len(0)?;
-        self.state().request = Work {
+        let mut state = self.state();
+        if let Some(notes) = &mut state.notes {
+            notes.set_len(0)?;
+            notes.rewind()?;
+        }
+        state.request = Work {
             notifies,
             runs_on,
             ..Work::default()
@@ -207,6 +213,7 @@ impl Client {
         let State {
             connection: Some(connection),
             request,
+            ..
         } = &mut *state
         else {
             return;
@@ -240,19 +247,27 @@ impl Client {
     }
 
     fn note(&self, note: &Note) {
-        if let Err(error) = (&self.notes).write_all(&note.encode_to_vec()) {
+        let state = self.state();
+        let written = state
+            .notes
+            .as_ref()
+            .map(|mut notes| notes.write_all(&note.encode_to_vec()));
+        if let Some(Err(error)) = written {
             log::warn!("cannot note the outcome for the client: {error}");
         }
     }
 
     /// Returns all notes on the work, by this process and its copies.
     pub fn notes(&self) -> Note {
-        let length = self.notes.metadata().map_or(0, |stat| stat.len());
-        let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
-        let read = self.notes.read_exact_at(&mut bytes, 0);
-        // Messages that follow each other are one message.
-        let note = read.ok().and_then(|()| Note::decode(&*bytes).ok());
-        note.unwrap_or_default()
+        let state = self.state();
+        let read = |notes: &File| {
+            let length = notes.metadata().ok()?.len();
+            let mut bytes = vec![0; usize::try_from(length).ok()?];
+            notes.read_exact_at(&mut bytes, 0).ok()?;
+            // Messages that follow each other are one message.
+            Note::decode(&*bytes).ok()
+        };
+        state.notes.as_ref().and_then(read).unwrap_or_default()
     }
 }
 
@@ -262,6 +277,7 @@ impl StageListener for Client {
         let State {
             connection,
             request,
+            ..
         } = &mut *state;
         let Some(connection) = connection else {
             return Ok(());
@@ -298,7 +314,9 @@ impl StageListener for Client {
     }
 
     fn leave(&self) {
-        self.state().connection = None;
+        let mut state = self.state();
+        state.connection = None;
+        state.notes = None;
     }
 }
 

@@ -5,6 +5,10 @@
 //! configuration file. `orphan_pts_master` only allows for what a dump refuses by name where it
 //! finds it. `pidfd_store_sk` keeps pids between rounds of pre-dumps, which the tracker of the
 //! memory does.
+//!
+//! A dump saves pipes whose other end is outside of the tree without a word of the client, as
+//! criu(8) does: runtimes note the pipes of a container and hand them back. A restore without one
+//! of them is refused.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -77,7 +81,7 @@ pub fn words(
     line.path("images-dir", places.images_dir);
     line.path("work-dir", places.work_dir);
     add_general(&mut line, command, options)?;
-    add_resources(&mut line, options);
+    add_resources(&mut line, command, options);
     add_memory(&mut line, options)?;
     add_namespaces(&mut line, options)?;
     add_cgroups(&mut line, options)?;
@@ -132,7 +136,7 @@ fn add_general(line: &mut Line, command: Command, options: &RequestOptions) -> R
 }
 
 /// What the tree has open.
-fn add_resources(line: &mut Line, options: &RequestOptions) {
+fn add_resources(line: &mut Line, command: Command, options: &RequestOptions) {
     line.switch("file-locks", options.file_locks);
     line.switch("link-remap", options.link_remap);
     line.switch("evasive-devices", options.evasive_devices);
@@ -140,6 +144,9 @@ fn add_resources(line: &mut Line, options: &RequestOptions) {
     line.value("ghost-limit", options.ghost_limit);
     line.switch("force-irmap", options.force_irmap);
     line.values("irmap-scan-path", &options.irmap_scan_paths);
+    if command == Command::Dump {
+        line.value("external", Some("pipe"));
+    }
     line.values("external", &options.external);
     let inherited = options.inherit_fd.iter();
     line.values(
@@ -323,7 +330,7 @@ mod tests {
         assert_eq!(
             line,
             "dump --images-dir=/images --work-dir=/work --tree=73 --log-file=dump.log \
-             --verbosity=4 --root=/b/rootfs --external=mnt[/etc/bound]:/etc/bound --empty-ns=net \
+             --verbosity=4 --external=pipe --root=/b/rootfs --external=mnt[/etc/bound]:/etc/bound --empty-ns=net \
              --manage-cgroups --freeze-cgroup=/sys/fs/cgroup/x"
         );
     }

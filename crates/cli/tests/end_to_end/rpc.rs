@@ -2,6 +2,7 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -593,6 +594,9 @@ fn rounds_of_memory_and_a_dump_go_over_one_connection() {
         let kind = if index < 2 { PRE_DUMP } else { DUMP };
         client.ask(&request(kind, &options)).must(kind);
         assert!(round.has("inventory.img") && round.has("dump.log"));
+        let facts = fs::read(round.path.join("stats-dump")).expect("it is there");
+        let facts = Message::read(&facts[12..]).inner(1).expect("of a dump");
+        assert!(facts.number(5) > Some(0), "{facts:?}");
         let name = round.path.file_name().expect("a name").to_str();
         let path = format!("../{}", name.expect("a plain name"));
         parent = Writer::default().bytes(14, path);
@@ -631,6 +635,78 @@ fn a_restored_root_is_waited_for() {
     let answer = client.ask(&wait);
     let answer = answer.must_fail(WAIT_PID, &["cannot wait for pid"]);
     assert_eq!(answer.number(7), Some(10), "ECHILD");
+}
+
+#[test]
+fn a_restored_root_becomes_a_child_of_the_client() {
+    needs_root!();
+    let scene = Scene::new();
+    let subject = Subject::start("busy", &[]);
+    let pid = subject.pid();
+    let mut client = scene.client();
+    client.ask(&request(DUMP, &scene.dump(pid))).must(DUMP);
+    tree::wait_free(&[pid]);
+    let mut client = scene.client();
+    let options = scene.options("restore.log").number(26, 1);
+    client.ask(&request(RESTORE, &options)).must(RESTORE);
+    // The server may live yet, and would be its parent otherwise.
+    assert_eq!(tree::parent(pid), Some(std::process::id()));
+    assert!(client.end().success());
+    assert_counts(&subject);
+}
+
+#[test]
+fn a_pipe_of_the_client_is_handed_back() {
+    needs_root!();
+    let scene = Scene::new();
+    let text = "while :; do echo tick; sleep 0.02; done";
+    let mut ticker = Command::new("setsid");
+    ticker.args(["sh", "-c", text]);
+    ticker.stdin(Stdio::null()).stderr(Stdio::null());
+    let mut ticker = ticker
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a shell starts");
+    let pid = ticker.id();
+    let mut read = ticker.stdout.take().expect("a pipe");
+    let mut tick = [0; 5];
+    read.read_exact(&mut tick).expect("it runs");
+    let inode = fs::metadata(format!("/proc/self/fd/{}", read.as_raw_fd()));
+    let inode = inode.expect("it is open").ino();
+    let mut client = scene.client();
+    client.ask(&request(DUMP, &scene.dump(pid))).must(DUMP);
+    tree::wait_free(&[pid]);
+    read.read_to_end(&mut Vec::new()).expect("the end");
+    let mut client = scene.client();
+    let answer = client.ask(&request(RESTORE, &scene.options("restore.log")));
+    answer.must_fail(RESTORE, &[&inode.to_string()]);
+    // The number is the server's: its socket is 9.
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let (socket, server) = pair();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$0\" swrk 9 9<&0 8>&1 </dev/null >/dev/null"]);
+    shell.arg(scene.stillframe.binary());
+    shell.stdin(Stdio::from(server)).stdout(Stdio::from(writer));
+    let server = shell.spawn().expect("a shell starts");
+    drop(shell);
+    let mut client = Client {
+        socket,
+        server,
+        told: Vec::new(),
+    };
+    let inherited = Writer::default().bytes(1, format!("pipe:[{inode}]"));
+    let options = scene
+        .options("restore.log")
+        .bytes(27, inherited.number(2, 8).0);
+    client.ask(&request(RESTORE, &options)).must(RESTORE);
+    assert!(client.end().success());
+    let mut reader = reader;
+    reader.read_exact(&mut tick).expect("it runs");
+    assert_eq!(&tick, b"tick\n");
+    tree::kill(&tree::members(pid));
+    reader
+        .read_to_end(&mut Vec::new())
+        .expect("nobody else has it");
 }
 
 #[test]
