@@ -217,10 +217,10 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("a pair of sockets")
 }
 
-/// Starts a server whose descriptor 9 is the socket.
+/// Starts a server whose descriptor 9 is the socket, in a session of its own.
 fn start(stillframe: &Stillframe, socket: OwnedFd) -> Child {
     let mut shell = Command::new("sh");
-    shell.args(["-c", "exec \"$0\" swrk 9 9<&0 </dev/null"]);
+    shell.args(["-c", "exec setsid \"$0\" swrk 9 9<&0 </dev/null"]);
     shell.arg(stillframe.binary()).stdin(Stdio::from(socket));
     shell.spawn().expect("a shell starts")
 }
@@ -490,6 +490,71 @@ fn a_client_that_hangs_up_stops_a_dump() {
     );
     assert!(!scene.images.has("inventory.img"));
     assert_counts(&subject);
+}
+
+#[test]
+fn other_answers_stop_a_dump() {
+    needs_root!();
+    let scene = Scene::new();
+    let subject = Subject::start("busy", &[]);
+    let agrees = Writer::default().number(1, NOTIFY);
+    for (answer, words) in [
+        (agrees.clone(), "the client refuses"),
+        (agrees.number(3, 1).number(99, 1), "field 99 is not known"),
+        (
+            Writer::default().number(1, VERSION).number(3, 1),
+            "another request",
+        ),
+        (Writer(b"\xff\xff".to_vec()), "malformed"),
+    ] {
+        let mut client = scene.client();
+        client.send(&request(DUMP, &scene.dump(subject.pid())).0);
+        for stage in &KILLS[..2] {
+            let told = client.receive().expect("a stage");
+            assert_eq!(told.inner(5).expect("a stage").text(1), *stage);
+            let agrees = Writer::default().number(1, NOTIFY).number(3, 1);
+            let answer = if *stage == KILLS[1] { &answer } else { &agrees };
+            client.send(&answer.0);
+        }
+        let unlock = client.receive().expect("a stage");
+        assert_eq!(unlock.inner(5).expect("a stage").text(1), "network-unlock");
+        let agrees = Writer::default().number(1, NOTIFY).number(3, 1);
+        let refused = client.ask(&agrees);
+        refused.must_fail(DUMP, &[KILLS[1], words]);
+        assert!(!client.end().success());
+        assert_counts(&subject);
+    }
+}
+
+#[test]
+fn a_tree_goes_on_when_the_server_is_killed() {
+    needs_root!();
+    needs_program!("unshare");
+    let scene = Scene::new();
+    let subject = Subject::start("busy", &[]);
+    let (_program, inside) = start_in_namespaces(&scene.work.path);
+    for pid in [subject.pid(), inside] {
+        let mut client = scene.client();
+        client.send(&request(DUMP, &scene.dump(pid)).0);
+        for stage in &KILLS[..2] {
+            let told = client.receive().expect("a stage");
+            assert_eq!(told.inner(5).expect("a stage").text(1), *stage);
+            if *stage == KILLS[0] {
+                client.send(&Writer::default().number(1, NOTIFY).number(3, 1).0);
+            }
+        }
+        let status = || fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        assert!(!status().contains("TracerPid:\t0\n"), "it is stopped");
+        client.server.kill().expect("it runs");
+        let is_free = || status().contains("TracerPid:\t0\n");
+        wait_until("the tracer to be gone", SOON, is_free);
+        assert!(tree::is_alive(pid) && !scene.images.has("inventory.img"));
+        assert!(!client.end().success());
+        // The copy of the server keeps its namespace from ending until it is reaped.
+        tree::reap_orphans();
+    }
+    assert_counts(&subject);
+    wait_until("the shell to wait", SOON, || tree::is_waiting(inside));
 }
 
 #[test]
