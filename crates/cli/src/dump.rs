@@ -31,11 +31,11 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
     if let Some(what) = refused {
         return Err(Failure::Usage(what.to_owned()));
     }
-    options.refuse_frozen("dump")?;
     if options.dry_run {
         return try_out(options, started);
     }
     let mut session = options.start("dump", true, idle, started)?;
+    options.refuse_frozen("dump")?;
     let mut wanted = options.to_dump(kind, &session.images_dir);
     let beside = with_volume::open(options, &session)?;
     let mut saving = DumpObserver::new(Watch::new(&session), beside.as_ref());
@@ -93,6 +93,7 @@ fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
         return Err(Failure::Usage(what.to_owned()));
     }
     options.start_without_images(started)?;
+    options.refuse_frozen("dump")?;
     let mut wanted = options.to_dump(options.dump.kind, &options.images_dir);
     if let Worker::Other(status) = join(&mut wanted, "dump", &mut Unobserved)? {
         return Ok(status);

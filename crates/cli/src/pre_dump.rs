@@ -16,8 +16,8 @@ use crate::watch::Watch;
 /// # Errors
 /// Whatever the engine tells; the tree runs on.
 pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status, Failure> {
-    options.refuse_frozen("pre-dump")?;
     let mut session = options.start("pre-dump", true, idle, started)?;
+    options.refuse_frozen("pre-dump")?;
     let mut wanted = options.to_dump(DumpKind::PreDump, &session.images_dir);
     let mut watch = Watch::new(&session);
     let mut inside = match join(&mut wanted, "pre-dump", &mut watch)? {

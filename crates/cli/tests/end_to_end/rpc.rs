@@ -644,6 +644,35 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
+fn a_frozen_group_is_refused_by_name() {
+    needs_root!();
+    let scene = Scene::new();
+    let subject = Subject::start("busy", &[]);
+    let group = scene.work.path.join("group");
+    fs::create_dir(&group).expect("a folder");
+    let options = scene.dump(subject.pid());
+    let options = options.bytes(44, group.to_str().expect("a plain path"));
+    let options = options.number(3, 1);
+    for (file, text) in [
+        ("cgroup.events", "populated 1\nfrozen 1\n"),
+        ("freezer.state", "FROZEN\n"),
+    ] {
+        let path = group.join(file);
+        fs::write(&path, text).expect("written");
+        let mut client = scene.client();
+        let answer = client.ask(&request(DUMP, &options));
+        answer.must_fail(DUMP, &["the control group", "is frozen"]);
+        assert_eq!(client.told(), Vec::<&str>::new());
+        assert!(scene.work.read("dump.log").contains("is frozen"));
+        fs::remove_file(path).expect("it is there");
+    }
+    fs::write(group.join("cgroup.events"), "populated 1\nfrozen 0\n").expect("written");
+    let mut client = scene.client();
+    client.ask(&request(DUMP, &options)).must(DUMP);
+    assert_counts(&subject);
+}
+
+#[test]
 fn rounds_of_memory_and_a_dump_go_over_one_connection() {
     needs_root!();
     let scene = Scene::new();
@@ -741,6 +770,8 @@ fn a_pipe_of_the_client_is_handed_back() {
     let mut client = scene.client();
     client.ask(&request(DUMP, &scene.dump(pid))).must(DUMP);
     tree::wait_free(&[pid]);
+    // It is reaped by that.
+    assert!(ticker.wait().is_err());
     read.read_to_end(&mut Vec::new()).expect("the end");
     let mut client = scene.client();
     let answer = client.ask(&request(RESTORE, &scene.options("restore.log")));
