@@ -63,8 +63,6 @@ pub struct Options {
     pub extra: bool,
     /// `--image` of check.
     pub image: Option<PathBuf>,
-    /// `--empty-ns=net`: whether the caller fills the network namespace of the tree.
-    pub empty_net: bool,
     /// `--freeze-cgroup`: the control group that the tree is in.
     pub freeze_cgroup: Option<PathBuf>,
     /// The client for whom it is, who is told of each stage.
@@ -109,7 +107,6 @@ impl Default for Options {
             feature: Vec::new(),
             extra: false,
             image: None,
-            empty_net: false,
             freeze_cgroup: None,
             listener: None,
         }
