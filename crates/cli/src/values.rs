@@ -139,10 +139,11 @@ fn external_mount(key: &str, value: &str, allowed: &mut Allow) -> Result<(), Str
 
 /// Reads the kind of a namespace in which nothing is saved.
 pub fn empty_namespace(text: &str, allowed: &mut Allow) -> Result<(), String> {
-    match text {
-        "net" => Ok(allowed.namespaces.empty.push(text.to_owned())),
-        other => Err(format!("{other:?} cannot be empty: net")),
+    if text != "net" {
+        return Err(format!("{text:?} cannot be empty: net"));
     }
+    allowed.namespaces.empty.push(text.to_owned());
+    Ok(())
 }
 
 /// Reads the root directory of a tree.

@@ -130,7 +130,7 @@ impl<'a> Watch<'a> {
 impl Observer for Watch<'_> {
     fn stage(&mut self, stage: Stage, root: Option<Pid>) -> Result<(), Veto> {
         log::debug!("stage {}", action(stage));
-        if let (Some(root), Stage::SetupNamespaces | Stage::PostRestore) = (root, stage) {
+        if let (Some(root), Stage::PostRestore) = (root, stage) {
             self.write_pid(root)?;
         }
         match self.call_scripts(stage, root) {

@@ -208,8 +208,14 @@ pub fn join(options: &DumpOptions) -> Result<Option<Side>> {
     let doing = || format!("cannot join the namespaces of pid {}", process.pid());
     let failed = |e| Error::kernel(doing(), e);
     let pids = theirs(&process, "pid")?;
+    // A /proc of this process's pid namespace is another mount.
+    let has_own_procfs = pids.is_some() && {
+        let [theirs, own] = [process.path("root/proc"), procfs::path(".")]
+            .map(|path| rustix::fs::stat(path).map(|stat| stat.st_dev));
+        theirs.is_ok() && theirs != own
+    };
     let differ = || sys::mounts::differ_by_procfs_alone(&process);
-    let has_procfs_alone = pids.is_some() && differ().map_err(failed)?;
+    let has_procfs_alone = has_own_procfs && differ().map_err(failed)?;
     let mut own = OwnNamespaces {
         pids: pids.is_some(),
         flags: 0,

@@ -95,7 +95,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     match namespaces::make(&saved, wants_pids, options)? {
         Side::Outer(outer) => attend(outer, &saved, began, observer),
         Side::Inner(mut inner) => {
-            inner.announce_namespaces()?;
+            inner.announce_namespaces(saved.namespace_flags())?;
             let way = std::mem::take(&mut inner.way);
             let origin = Origin::of_way(&way, saved.namespace_flags());
             let restored = bring_back_here(options, &reader, saved, origin, began, &mut inner)?;

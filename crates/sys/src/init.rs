@@ -7,7 +7,7 @@
 //! restore area.
 
 use std::io::{self, Error};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -87,6 +87,8 @@ mod state {
     pub const TOLD: u32 = 2;
     pub const BEGUN: u32 = 3;
     pub const FAILED: u32 = 4;
+    pub const JOINING: u32 = 5;
+    pub const JOINED: u32 = 6;
 }
 
 impl Init {
@@ -147,30 +149,51 @@ impl Init {
         let files = crate::numbers::of_own_files()?;
         let files = files.into_iter().max().unwrap_or(0) + 1;
         let orders = self.orders;
-        let teller = rustix::process::getpid().as_raw_nonzero().get();
-        orders.teller.store(teller, Ordering::Relaxed);
         orders.files.store(files, Ordering::Relaxed);
         orders.memory.store(start.memory, Ordering::Relaxed);
         let clocks = start.clocks.unwrap_or(-1);
         orders.clocks.store(clocks, Ordering::Relaxed);
-        let namespaces = libc::CLONE_NEWNS | start.namespaces;
-        orders.namespaces.store(namespaces, Ordering::Relaxed);
         let (area, entry) = (start.area, start.entry);
         let words = [area.start, area.end, entry.code, entry.ops, entry.header];
         for (to, word) in orders.area.iter().chain(&orders.entry).zip(words) {
             to.store(word.0, Ordering::Relaxed);
         }
-        let (from, to) = (state::READY, state::TOLD);
+        match self.tell(state::TOLD, start.namespaces)? {
+            state::BEGUN => Ok(()),
+            _ => Err(self.error()),
+        }
+    }
+
+    /// Has it enter the namespaces of the kinds `namespaces` and the mounts of this process, which
+    /// is in its pid namespace.
+    ///
+    /// # Errors
+    /// `EALREADY` when it has begun; as setns(2).
+    pub fn join(&self, namespaces: i32) -> io::Result<()> {
+        match self.tell(state::JOINING, namespaces)? {
+            state::JOINED => Ok(()),
+            _ => Err(self.error()),
+        }
+    }
+
+    /// Brings the process, which waits, to the state `to`, and gives the one behind that.
+    fn tell(&self, to: u32, namespaces: i32) -> io::Result<u32> {
+        let orders = self.orders;
+        let from = match orders.state.load(Ordering::Acquire) {
+            state @ (state::READY | state::JOINED) => state,
+            _ => return Err(Error::from_raw_os_error(libc::EALREADY)),
+        };
+        let teller = rustix::process::getpid().as_raw_nonzero().get();
+        orders.teller.store(teller, Ordering::Relaxed);
+        let namespaces = libc::CLONE_NEWNS | namespaces;
+        orders.namespaces.store(namespaces, Ordering::Relaxed);
         let state = &orders.state;
         let told = state.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
         if told.is_err() {
             return Err(Error::from_raw_os_error(libc::EALREADY));
         }
         wake(state);
-        match self.wait_past(state::TOLD) {
-            state::BEGUN => Ok(()),
-            _ => Err(self.error()),
-        }
+        Ok(self.wait_past(to))
     }
 
     /// Waits for its end, in its maker.
@@ -235,14 +258,22 @@ impl Orders {
 fn wait_and_begin(orders: &Orders, maker: &OwnedFd, last: &str) -> ! {
     let told = prepare(maker, last).and_then(|()| {
         change(orders, state::READY);
-        while orders.state.load(Ordering::Acquire) == state::READY {
-            wait_while(&orders.state, state::READY, Some(LOOK));
+        loop {
+            match orders.state.load(Ordering::Acquire) {
+                state @ (state::READY | state::JOINED) => {
+                    wait_while(&orders.state, state, Some(LOOK));
+                }
+                state::JOINING => {
+                    enter_namespaces(orders)?;
+                    change(orders, state::JOINED);
+                }
+                _ => break take_over(orders),
+            }
             // Of a maker that is no parent, no signal tells.
             if has_ended(maker.as_fd()) {
-                return Err(Error::from_raw_os_error(libc::ESRCH));
+                break Err(Error::from_raw_os_error(libc::ESRCH));
             }
         }
-        take_over(orders)
     });
     match told {
         Ok(entry) => {
@@ -273,6 +304,19 @@ fn prepare(maker: &OwnedFd, last: &str) -> io::Result<()> {
     }
     // The file is about the namespace of its writer.
     procfs::write("sys/kernel/ns_last_pid", last)
+}
+
+/// Enters the namespaces of the teller.
+fn enter_namespaces(orders: &Orders) -> io::Result<()> {
+    let teller = Pid::from_raw(orders.teller.load(Ordering::Relaxed));
+    let teller = teller.ok_or_else(|| Error::from_raw_os_error(libc::ESRCH))?;
+    let teller = pidfd_open(teller, PidfdFlags::empty())?;
+    let namespaces = orders.namespaces.load(Ordering::Relaxed);
+    // SAFETY: nothing in this process's memory changes.
+    match unsafe { libc::setns(teller.as_raw_fd(), namespaces) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
 }
 
 /// Takes over what a child of the teller would have.

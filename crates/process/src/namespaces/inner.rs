@@ -94,14 +94,20 @@ impl Inner {
         }
     }
 
-    /// Announces that the namespaces are there, which this process is in.
+    /// Announces that the namespaces are there, of the kinds `flags`, with a process that is in
+    /// them: the root, where that is process 1 and waits, or this one.
     ///
     /// # Errors
-    /// [`Error::Vetoed`].
-    pub(crate) fn announce_namespaces(&self) -> Result<()> {
-        let own = rustix::process::getpid();
+    /// [`Error::Vetoed`], [`Error::Kernel`].
+    pub(crate) fn announce_namespaces(&self, flags: i32) -> Result<()> {
+        let mut inside = rustix::process::getpid();
+        if let Way::First(first) = &self.way {
+            let joined = first.join(flags);
+            joined.map_err(|e| Error::kernel("process 1 cannot enter its namespaces", e))?;
+            inside = Pid::INIT;
+        }
         for (stage, inside) in [
-            (Stage::SetupNamespaces, Some(own)),
+            (Stage::SetupNamespaces, Some(inside)),
             (Stage::PostSetupNamespaces, None),
         ] {
             let event = Event {
