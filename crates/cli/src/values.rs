@@ -337,9 +337,34 @@ mod tests {
         assert!(pipes.inodes == [17, 18] && !pipes.all);
         external("pipe", &mut allowed).expect("all");
         assert!(allowed.external_pipes.all);
-        for text in ["mnt[/x]y", "pipe:[x]", "pipe:[1", "net[4]:x", ""] {
+        for text in [
+            "mnt[/x]y", "pipe:[x]", "pipe:[1", "net[4]", "net[4]:", "net[x]:y", "dev[1]:x", "",
+        ] {
             assert!(external(text, &mut allowed).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn external_mounts_and_networks_have_names() {
+        let mut allowed = Allow::default();
+        for text in ["mnt[/x]:y", "mnt[/z]", "mnt[]", "mnt[]:ms", "net[4]:x"] {
+            external(text, &mut allowed).expect(text);
+        }
+        for text in ["/a:/b", "auto"] {
+            mount_map(text, &mut allowed).expect(text);
+        }
+        for text in ["/a", ":/b", ""] {
+            assert!(mount_map(text, &mut allowed).is_err(), "{text}");
+        }
+        let namespaces = &allowed.namespaces;
+        let mounts = namespaces.mounts.iter();
+        let mounts = mounts.map(|one| [&*one.key, &*one.value]);
+        assert!(mounts.eq([["/x", "y"], ["/z", "/z"], ["/a", "/b"]]));
+        assert_eq!(namespaces.external_name("net", 4).as_deref(), Some("x"));
+        assert_eq!(namespaces.external_name("net", 5), None);
+        empty_namespace("net", &mut allowed).expect("a kind");
+        empty_namespace("ipc", &mut allowed).expect_err("not there yet");
+        assert!(allowed.namespaces.is_empty("net"));
     }
 
     #[test]

@@ -124,6 +124,9 @@ fn make_others(saved: &Saved<'_>, options: &RestoreOptions) -> Result<()> {
     let failed = |e| Error::kernel("cannot make the namespaces of the tree", e);
     let mut flags = saved.namespace_flags();
     for namespace in &saved.namespaces {
+        if !namespace.is_entered() {
+            flags &= !namespace.flag();
+        }
         if let Some(name) = namespace.external() {
             flags &= !namespace.flag();
             let given = options.inherit_fds.iter();
@@ -136,12 +139,17 @@ fn make_others(saved: &Saved<'_>, options: &RestoreOptions) -> Result<()> {
             sys::world::enter(given.fd.as_fd()).map_err(failed)?;
         }
     }
+    if saved.namespace_flags() & libc::CLONE_NEWCGROUP != 0 {
+        // From inside, hierarchies are mounted in other places.
+        sys::host::keep().map_err(failed)?;
+    }
     leave_mounts(flags, || sys::world::unshare(flags)).map_err(failed)?;
     let threads = saved.tasks.iter().flat_map(|task| &task.threads);
     let parts = threads.flat_map(|thread| thread.parts.iter().map(|part| &**part));
     let construction = ns::Construction {
         parts: &parts.collect::<Vec<_>>(),
         options: &options.allowed.namespaces,
+        cgroups: &options.allowed.cgroups,
     };
     let mut all = saved.namespaces.iter();
     Ok(all.try_for_each(|namespace| namespace.restore(&construction))?)
@@ -229,14 +237,16 @@ pub fn join(options: &DumpOptions) -> Result<Option<Side>> {
                 .map_err(|errno| failed(errno.into()))?
                 .st_ino;
             let external = options.allowed.namespaces.external_name(kind.name(), inode);
-            entered.push(file);
+            if kind.is_entered() {
+                entered.push(file);
+            }
             if external.is_none() {
                 check_alone(&process, kind.name())?;
             }
         }
     }
     let Some(pids) = pids else {
-        if entered.is_empty() {
+        if own.flags == 0 {
             return Ok(None);
         }
         let side = split(fork, Way::default)?;
@@ -254,6 +264,13 @@ pub fn join(options: &DumpOptions) -> Result<Option<Side>> {
         outer.victim = victim;
     }
     enter(side, inside, own, &entered).map(Some)
+}
+
+/// The names of the kinds that a dump of a tree with these namespaces has not entered.
+pub(crate) fn not_entered(own: OwnNamespaces) -> impl Iterator<Item = &'static str> {
+    let kinds = ns::KINDS.iter();
+    let kinds = kinds.filter(move |kind| own.flags & kind.flag() != 0 && !kind.is_entered());
+    kinds.map(|kind| kind.name())
 }
 
 /// Has the copy enter namespaces in which a tree is: its root has a number in there.

@@ -89,7 +89,11 @@ unnamed.flush()
 os.unlink(f"{t}/unnamed")
 os.mkdir(f"{t}/x")
 def mounts():
-    lines = [line.split() for line in open("/proc/self/mountinfo")]
+    # A list that was read in part before a restore has another order behind that.
+    text = None
+    while text != (text := open("/proc/self/mountinfo").read()):
+        pass
+    lines = [line.split() for line in text.splitlines()]
     points = {line[0]: line[4] for line in lines}
     groups = {}
     told = []

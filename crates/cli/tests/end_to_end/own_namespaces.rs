@@ -325,7 +325,7 @@ fn what_namespaces_have_besides_is_refused_by_name() {
              echo 99 >/proc/sys/kernel/msgmax",
             &["System V message queue 0, with a message longer than kernel.msgmax is now,"],
         ),
-        ("cgroup", "true", &["its own cgroup namespace"]),
+        ("user", "true", &["its own user namespace"]),
     ] {
         refused(&stillframe, kinds, script, names);
     }
@@ -601,6 +601,61 @@ fn namespace_with_others_is_refused() {
     stillframe
         .dump(program.pid(), &[CONNECTED, "--leave-running"])
         .must();
+}
+
+/// Goes to a control group of its own, makes a cgroup namespace there, and tells which groups it
+/// sees.
+const GROUPED: &str = r#"
+import ctypes, os, sys, time
+folder = sys.argv[1]
+lines = [line.split() for line in open("/proc/self/mountinfo")]
+kinds = {line[4]: line[line.index("-") + 1] for line in lines}
+group = next(at for at in kinds if kinds[at].startswith("cgroup")) + f"/{os.path.basename(folder)}"
+os.mkdir(group)
+with open(group + "/cgroup.procs", "w") as file:
+    file.write("0")
+if ctypes.CDLL(None).unshare(0x02000000):
+    sys.exit("it has no namespace")
+with open(folder + "/group", "w") as file:
+    file.write(group)
+while True:
+    with open(folder + "/told.new", "w") as file:
+        file.write(open("/proc/self/cgroup").read())
+    os.rename(folder + "/told.new", folder + "/told")
+    time.sleep(0.01)
+"#;
+
+#[test]
+fn view_of_control_groups_comes_back() {
+    let stillframe = ours!();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("python3")
+        .args(["-c", GROUPED])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("told"));
+    let (pid, before) = (program.pid(), told(folder.path()));
+    let group = fs::read_to_string(folder.path().join("group")).expect("it is told");
+    assert!(is_own(pid, "cgroup"));
+    for _ in 0..2 {
+        stillframe.clear();
+        stillframe.dump(pid, &["--leave-running"]).must();
+        stillframe.clear();
+        stillframe.dump(pid, &[]).must();
+        tree::reap_orphans();
+        assert_eq!(restore(&stillframe, &[]), pid);
+        assert!(is_own(pid, "cgroup"));
+        assert_eq!(told(folder.path()), before);
+        let members = fs::read_to_string(format!("{group}/cgroup.procs")).expect("it is there");
+        assert_eq!(members.trim(), pid.to_string());
+    }
+    stillframe.clear();
+    stillframe.dump(pid, &[]).must();
+    tree::reap_orphans();
+    let gone = || fs::remove_dir(&group).is_ok();
+    wait_until("nobody to be in the group", SOON, gone);
+    let refused = stillframe.restore(&[]).must_fail();
+    refused.names(&["is missing, with which a cgroup namespace begins"]);
 }
 
 #[test]

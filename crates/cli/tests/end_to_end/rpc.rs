@@ -217,10 +217,11 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("a pair of sockets")
 }
 
-/// Starts a server whose descriptor 9 is the socket, in a session of its own.
+/// Starts a server whose descriptor 9 is the socket. It stays in this session: other tests reap
+/// those of others.
 fn start(stillframe: &Stillframe, socket: OwnedFd) -> Child {
     let mut shell = Command::new("sh");
-    shell.args(["-c", "exec setsid \"$0\" swrk 9 9<&0 </dev/null"]);
+    shell.args(["-c", "exec \"$0\" swrk 9 9<&0 </dev/null"]);
     shell.arg(stillframe.binary()).stdin(Stdio::from(socket));
     shell.spawn().expect("a shell starts")
 }

@@ -33,15 +33,26 @@ use super::vdso::Seen;
 use crate::obstacles::Obstacles;
 use crate::options::OwnNamespaces;
 use crate::records::Tree;
-use crate::{Error, Result};
+use crate::{Error, Result, namespaces};
 
 /// Notes what can be told of a whole tree without asking its tasks. Returns whether the tree is in
 /// another time namespace than this process. `kills`: whether it is going to be killed.
-pub(super) fn check(frozen: &Frozen, kills: bool, obstacles: &mut Obstacles) -> Result<bool> {
+pub(super) fn check(
+    frozen: &Frozen,
+    own: OwnNamespaces,
+    kills: bool,
+    obstacles: &mut Obstacles,
+) -> Result<bool> {
     if kills {
         check_joined(frozen, obstacles)?;
     }
     let mut wanted = own_namespaces()?;
+    // Those that this process has not entered are the root's.
+    for name in namespaces::not_entered(own) {
+        if let Some(inode) = inode(&frozen.tasks[0], name)? {
+            wanted.insert(name, inode);
+        }
+    }
     let has_its_clocks = take_clocks(&frozen.tasks[0], &mut wanted)?;
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
         obstacles.note(check_code(task))?;
@@ -239,7 +250,8 @@ mod tests {
     fn verdict(program: &Spawned) -> String {
         let frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
         let mut obstacles = Obstacles::default();
-        check(&frozen, false, &mut obstacles).expect("it can be looked at");
+        check(&frozen, OwnNamespaces::default(), false, &mut obstacles)
+            .expect("it can be looked at");
         let Err(error) = obstacles.check() else {
             return "fine".into();
         };
@@ -366,7 +378,8 @@ time.sleep(1000)";
         );
         let frozen = freeze(child, None).expect("it can be stopped");
         let mut obstacles = Obstacles::default();
-        let has_its_clocks = check(&frozen, false, &mut obstacles).expect("fine");
+        let has_its_clocks =
+            check(&frozen, OwnNamespaces::default(), false, &mut obstacles).expect("fine");
         assert!(has_its_clocks, "it has clocks of its own");
         obstacles.check().expect("nothing");
         let wanted = own_namespaces().expect("they are there");

@@ -153,7 +153,7 @@ fn collect_all(
     let sharing = Sharing::find(frozen)?;
     let links = descriptors::links(frozen, &sharing, how, obstacles)?;
     log::info!("{} tasks are stopped", frozen.tasks.len());
-    let has_its_clocks = fitness::check(frozen, how.stay, obstacles)?;
+    let has_its_clocks = fitness::check(frozen, how.namespaces, how.stay, obstacles)?;
     let around = around(frozen, &links, how, obstacles)?;
     let settled = settled((frozen, links, &sharing), how, view, obstacles)?;
     let Settled {

@@ -17,6 +17,7 @@
 mod make;
 mod mounts;
 mod owners;
+mod place;
 mod properties;
 
 use std::collections::BTreeSet;
@@ -29,7 +30,8 @@ use prost::Message;
 
 use crate::{Error, Result};
 pub use make::Groups;
-pub use mounts::Mounts;
+pub use mounts::{Mounts, controllers_of};
+pub use place::GroupPlace;
 
 /// The number of the record; one an image.
 pub const TAG: u16 = 302;
@@ -229,6 +231,24 @@ impl Membership {
             Err(error) => return Err(Error::kernel("read /proc/self/cgroup", error)),
         };
         Ok(OWN.get_or_init(|| own).clone())
+    }
+
+    /// The groups, with the names of their hierarchies.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let all = self.0.iter();
+        all.map(|(name, path)| (name.as_str(), path.as_slice()))
+    }
+
+    /// The name of the hierarchy that has these controllers; none has version 2.
+    #[must_use]
+    pub fn hierarchy_with(&self, controllers: &[String]) -> Option<&str> {
+        let mut names = self.0.iter().map(|(name, _)| name.as_str());
+        names.find(|name| {
+            let own = name.split(',').filter(|one| !one.is_empty());
+            let own = own.collect::<Vec<_>>();
+            own.len() == controllers.len()
+                && own.iter().all(|one| controllers.iter().any(|it| it == one))
+        })
     }
 
     /// The group in a hierarchy.

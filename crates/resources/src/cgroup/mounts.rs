@@ -47,9 +47,9 @@ impl Mounts {
     pub fn of_yard(yard: &Path) -> Result<Self> {
         let failed = |error| Error::kernel(format!("read {}", yard.display()), error);
         let mut mounts = Vec::new();
-        for entry in std::fs::read_dir(yard).map_err(failed)? {
-            let at = entry.map_err(failed)?.path();
-            if at.is_dir() {
+        for entry in std::fs::read_dir(host::path(yard)).map_err(failed)? {
+            let at = yard.join(entry.map_err(failed)?.file_name());
+            if host::path(&at).is_dir() {
                 mounts.push(of_folder(at)?);
             }
         }
@@ -59,6 +59,12 @@ impl Mounts {
     /// The folder of a group.
     #[must_use]
     pub fn folder(&self, hierarchy: &str, path: &[u8]) -> Option<PathBuf> {
+        self.folder_on_host(hierarchy, path).map(host::path)
+    }
+
+    /// The same, by its path on the host.
+    #[must_use]
+    pub fn folder_on_host(&self, hierarchy: &str, path: &[u8]) -> Option<PathBuf> {
         let names = hierarchy.split(',').filter(|name| !name.is_empty());
         let names = names.collect::<Vec<_>>();
         let fits = |mount: &&Mount| {
@@ -100,7 +106,7 @@ impl Mounts {
 
 /// A hierarchy in a yard.
 fn of_folder(at: PathBuf) -> Result<Mount> {
-    let kind = rustix::fs::statfs(&at);
+    let kind = rustix::fs::statfs(host::path(&at));
     let kind = kind.map_err(|error| Error::kernel(format!("look at {}", at.display()), error))?;
     let version_2 = kind.f_type.cast_unsigned() == CGROUP2_MAGIC;
     if !version_2 && kind.f_type.cast_unsigned() != CGROUP_MAGIC {
@@ -119,6 +125,16 @@ fn of_folder(at: PathBuf) -> Result<Mount> {
 
 /// A mount, if it is of a hierarchy.
 fn hierarchy(mount: mountinfo::Mount) -> Option<Mount> {
+    Some(Mount {
+        controllers: controllers_of(&mount)?,
+        root: mount.root,
+        at: mount.point,
+    })
+}
+
+/// The controllers of the hierarchy that a mount is of, and its name; none of version 2.
+#[must_use]
+pub fn controllers_of(mount: &mountinfo::Mount) -> Option<Vec<String>> {
     let version_2 = match &*mount.kind {
         "cgroup" => false,
         "cgroup2" => true,
@@ -129,11 +145,7 @@ fn hierarchy(mount: mountinfo::Mount) -> Option<Mount> {
     let controllers = options
         .filter(|option| !known.contains(option) && !option.starts_with("release_agent="))
         .map(str::to_owned);
-    Some(Mount {
-        controllers: controllers.collect(),
-        root: mount.root,
-        at: host::path(mount.point),
-    })
+    Some(controllers.collect())
 }
 
 /// By which file a group is frozen, or one above it.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use prost::Message;
 
+use crate::cgroup::Management;
 use crate::fd::table::Link;
 use crate::options::NamespaceOptions;
 use crate::task::PartState;
@@ -30,6 +31,8 @@ pub struct Construction<'a> {
     pub parts: &'a [&'a dyn PartState],
     /// The caller's word about its namespaces.
     pub options: &'a NamespaceOptions,
+    /// The caller's word about its control groups.
+    pub cgroups: &'a Management,
 }
 
 /// A task of a tree.
@@ -70,6 +73,9 @@ pub trait Kind: Sync + 'static {
     const NAME: &'static str;
     /// Its flag of unshare(2).
     const FLAG: libc::c_int;
+    /// Whether a dump enters it, and a restore makes it with all others before any is filled.
+    /// False: [`Kind::restore`] makes it.
+    const IS_ENTERED: bool = true;
 
     /// Finds out what takes long, before a tree is stopped whose namespace this process is in.
     ///
@@ -125,6 +131,8 @@ pub trait ErasedKind: Sync {
     fn name(&self) -> &'static str;
     /// See [`Kind::FLAG`].
     fn flag(&self) -> libc::c_int;
+    /// See [`Kind::IS_ENTERED`].
+    fn is_entered(&self) -> bool;
     /// See [`Kind::prepare`].
     ///
     /// # Errors
@@ -155,6 +163,10 @@ impl<K: Kind> ErasedKind for K {
         K::FLAG
     }
 
+    fn is_entered(&self) -> bool {
+        K::IS_ENTERED
+    }
+
     fn prepare(&self) -> Result<()> {
         <K as Kind>::prepare()
     }
@@ -178,6 +190,8 @@ pub trait Namespace: Send + Sync {
     fn name(&self) -> &'static str;
     /// See [`Kind::FLAG`].
     fn flag(&self) -> libc::c_int;
+    /// See [`Kind::IS_ENTERED`].
+    fn is_entered(&self) -> bool;
     /// See [`Kind::restore`].
     ///
     /// # Errors
@@ -209,6 +223,10 @@ impl<K: Kind> Namespace for Record<K> {
 
     fn flag(&self) -> libc::c_int {
         K::FLAG
+    }
+
+    fn is_entered(&self) -> bool {
+        K::IS_ENTERED
     }
 
     fn restore(&self, construction: &Construction<'_>) -> Result<()> {

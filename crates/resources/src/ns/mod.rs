@@ -5,6 +5,7 @@
 //! them. A restore makes new ones and enters them before it makes anything else, so that all that
 //! it makes is in there.
 
+mod cgroupns;
 mod ipc;
 mod kind;
 mod mnt;
@@ -15,7 +16,13 @@ mod uts;
 pub use kind::{Construction, ErasedKind, Kind, Namespace, Tree, TreeTask};
 
 /// All kinds, in the order in which a restore fills them.
-pub const KINDS: &[&dyn ErasedKind] = &[&uts::Uts, &ipc::Ipc, &netns::Net, &mnt::Mnt];
+pub const KINDS: &[&dyn ErasedKind] = &[
+    &uts::Uts,
+    &ipc::Ipc,
+    &netns::Net,
+    &cgroupns::Cgroup,
+    &mnt::Mnt,
+];
 
 /// The kind whose records have this number.
 #[must_use]

@@ -10,12 +10,14 @@ use rustix::fs::{Mode, OFlags};
 use sys::mount_tree::{self, Propagation};
 
 use super::record::{Mount, Record};
+use crate::cgroup::Management;
+use crate::ns::kind::Construction;
 use crate::options::NamespaceOptions;
 use crate::{Error, Result};
 
 /// Makes the mounts of an image those of the namespace that this process is in, a copy of the
 /// host's, and their root this process's.
-pub(super) fn build(record: &Record, options: &NamespaceOptions) -> Result<()> {
+pub(super) fn build(record: &Record, construction: &Construction<'_>) -> Result<()> {
     let failed = |error: io::Error| Error::kernel("cannot make the mounts of the tree", error);
     // What is mounted on the host meanwhile arrives, and nothing goes back.
     mount_tree::set_propagation_of_all(Propagation::Slave).map_err(failed)?;
@@ -23,7 +25,8 @@ pub(super) fn build(record: &Record, options: &NamespaceOptions) -> Result<()> {
     let old = old.map_err(|errno| failed(errno.into()))?;
     let builder = Builder {
         record,
-        options,
+        options: construction.options,
+        management: construction.cgroups,
         made: make_file_systems(record, &old)?,
     };
     let mounts = builder.mounts()?;
@@ -75,6 +78,7 @@ fn make_file_systems(record: &Record, root: &OwnedFd) -> Result<Vec<Option<Owned
 struct Builder<'a> {
     record: &'a Record,
     options: &'a NamespaceOptions,
+    management: &'a Management,
     /// The file systems that were made again.
     made: Vec<Option<OwnedFd>>,
 }
@@ -114,7 +118,13 @@ impl Builder<'_> {
         let own = match (self.source(mount)?, made) {
             (Some(path), _) => {
                 let doing = || format!("{}, of {}", doing(), path.display());
-                let own = mount_tree::copy_at(&path);
+                // Somebody who names a path may name a link.
+                let own = match mount.external.is_some() || self.options.root.is_some() {
+                    true => path
+                        .canonicalize()
+                        .and_then(|path| mount_tree::copy_at(&path)),
+                    false => mount_tree::copy_at(&path),
+                };
                 own.map_err(|error| Error::kernel(doing(), error))?
             }
             (None, Some(made)) => {
@@ -136,6 +146,15 @@ impl Builder<'_> {
 
     /// The path on the host of what is mounted; `None` for a file system that was made again.
     fn source(&self, mount: &Mount) -> Result<Option<PathBuf>> {
+        // Runtimes name the whole hierarchy as what is external.
+        if let Some(group) = &mount.group {
+            let mounts = self.management.mounts()?;
+            let path = group.find(self.management, &mounts)?;
+            let folder = path.and_then(|path| mounts.folder_on_host(&group.hierarchy, &path));
+            if folder.is_some() {
+                return Ok(folder);
+            }
+        }
         if let Some(name) = &mount.external {
             let mut known = self.options.mounts.iter();
             let known = known.find(|one| one.key == *name);

@@ -9,6 +9,7 @@ use sys::{host, mountinfo};
 
 use super::file_system::FileSystem;
 use super::record::{Mount, Record};
+use crate::cgroup::{GroupPlace, Membership, controllers_of};
 use crate::ns::kind::Tree;
 use crate::{Error, Result};
 
@@ -20,11 +21,13 @@ pub(super) fn read(tree: &Tree<'_>, refused: &mut Vec<Error>) -> Result<Record> 
     let failed = |error| Error::kernel("cannot list the mounts of the tree", error);
     let found = parents_first(mountinfo::read().map_err(failed)?);
     let host = host::mounts().map_err(failed)?;
+    let groups = sys::procfs::read(format_args!("{}/cgroup", tree.root));
     let mut table = MountTable {
         tree,
         host: &host,
         found: &found,
         record: Record::default(),
+        groups: Membership::parse(&groups.map_err(failed)?),
         devices: HashMap::new(),
         numbers: HashMap::new(),
     };
@@ -65,6 +68,8 @@ struct MountTable<'a> {
     host: &'a [mountinfo::Mount],
     found: &'a [mountinfo::Mount],
     record: Record,
+    /// The groups of the root task.
+    groups: Membership,
     /// The numbers of file systems, by their devices.
     devices: HashMap<(u32, u32), u32>,
     /// The numbers of mounts, by the kernel's.
@@ -114,6 +119,7 @@ impl MountTable<'_> {
             host_layers: on_host.as_ref().map_or(0, |host| host.layers),
             host: on_host.map(|host| host.path.into_os_string().into_encoded_bytes()),
             external: external.map(|one| one.value.clone()),
+            group: self.group_place(mount),
             attributes,
             ..Mount::default()
         };
@@ -146,6 +152,14 @@ impl MountTable<'_> {
                 layers: u32::try_from(stack.len() - 1).expect("a kernel has fewer"),
             })
         })
+    }
+
+    /// The control group that a mount shows, as far as the tree's own leads there.
+    fn group_place(&self, mount: &mountinfo::Mount) -> Option<GroupPlace> {
+        let controllers = controllers_of(mount)?;
+        let hierarchy = self.groups.hierarchy_with(&controllers)?;
+        let of_root = self.groups.path(hierarchy)?;
+        GroupPlace::new(hierarchy, &mount.root, of_root).filter(|place| place.path != b"/")
     }
 
     fn file_system(&mut self, mount: &mountinfo::Mount) -> u32 {

@@ -67,7 +67,7 @@ impl Kind for Mnt {
     }
 
     fn restore(record: &Record, construction: &Construction<'_>) -> Result<()> {
-        build::build(record, construction.options)
+        build::build(record, construction)
     }
 
     fn describe(record: &Record) -> String {

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use super::file_system::FileSystem;
+use crate::cgroup::GroupPlace;
 
 /// The contents of a namespace.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -53,6 +54,9 @@ pub struct Mount {
     /// Whether it cannot be mounted elsewhere.
     #[prost(bool, tag = "11")]
     pub(super) is_unbindable: bool,
+    /// The control group that it shows.
+    #[prost(message, optional, tag = "13")]
+    pub(super) group: Option<GroupPlace>,
     /// How many mounts of the host lie above the one with `host`, on the same directory.
     #[prost(uint32, tag = "12")]
     pub(super) host_layers: u32,
@@ -73,6 +77,7 @@ impl Mount {
             && is_plain(&self.root)
             && is_path(&self.host)
             && self.attributes & !known == 0
+            && self.group.as_ref().is_none_or(GroupPlace::is_sound)
     }
 
     /// Tells whether its place is in another mount.
